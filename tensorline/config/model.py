@@ -1,0 +1,87 @@
+"""A model's configuration as frozen values: what the runtime and the gateway ask of a config.pbtxt."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+__all__ = ["DynamicBatching", "EnsembleStep", "InstanceGroup", "ModelConfig", "TensorSpec", "VersionPolicy"]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One input or output. `dims` without the batch dimension; -1 is any size."""
+
+    name: str
+    datatype: str
+    """Protocol name: "FP32", "BYTES"."""
+    dims: tuple[int, ...]
+    reshape: tuple[int, ...] | None = None
+    optional: bool = False
+    label_filename: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicBatching:
+    preferred_batch_sizes: tuple[int, ...] = ()
+    max_queue_delay_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceGroup:
+    name: str = ""
+    count: int = 1
+    kind: str = "KIND_AUTO"
+    gpus: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EnsembleStep:
+    """One step of a pipeline: which model, and how its tensors map to those of the pipeline."""
+
+    model: str
+    version: int
+    """-1: the newest that is ready."""
+    inputs: Mapping[str, str]
+    """Model input name -> pipeline tensor name."""
+    outputs: Mapping[str, str]
+    """Model output name -> pipeline tensor name."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionPolicy:
+    """Which versions are served: the `latest` highest numbers, `specific` ones, or all."""
+
+    latest: int | None = 1
+    specific: tuple[int, ...] = ()
+    all: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    name: str
+    backend: str
+    platform: str
+    max_batch_size: int
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    instance_groups: tuple[InstanceGroup, ...] = ()
+    dynamic_batching: DynamicBatching | None = None
+    steps: tuple[EnsembleStep, ...] = ()
+    """Of a pipeline (`platform: "ensemble"`), else empty."""
+    version_policy: VersionPolicy = VersionPolicy()
+    default_model_filename: str = ""
+    decoupled: bool = False
+    max_queue_size: int = 0
+    """Requests that may wait; 0: the service's own limit."""
+    encoded: bytes = b""
+    """The whole completed inference.ModelConfig, serialized."""
+
+    @property
+    def is_ensemble(self) -> bool:
+        return self.platform == "ensemble"
+
+    def input(self, name: str) -> TensorSpec | None:
+        return next((spec for spec in self.inputs if spec.name == name), None)
+
+    def output(self, name: str) -> TensorSpec | None:
+        return next((spec for spec in self.outputs if spec.name == name), None)

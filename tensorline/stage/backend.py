@@ -1,0 +1,97 @@
+"""What a team implements to add a stage: an instance that runs batches, and a factory for it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from tensorline.config.model import ModelConfig
+from tensorline.tensor import Array
+
+__all__ = ["Backends", "Batch", "Device", "Instance", "InstanceFactory", "ModelDirectory", "ParameterValue"]
+
+ParameterValue = bool | int | str | float
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDirectory:
+    """One version of a repository entry, as an instance is made from it."""
+
+    config: ModelConfig
+    version: int
+    path: Path
+    """`<repository>/<model>`: labels and other files beside the versions."""
+    version_path: Path
+    """`<repository>/<model>/<version>`: the model file."""
+
+    @property
+    def model_file(self) -> Path:
+        return self.version_path / self.config.default_model_filename
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Where an instance runs: kind "cpu" or "gpu", and the GPU's ordinal."""
+
+    kind: str = "cpu"
+    ordinal: int = 0
+
+
+class Batch(Protocol):
+    """The requests that are run together."""
+
+    @property
+    def inputs(self) -> Mapping[str, Array]:
+        """Arrays by tensor name, read-only, of shape [rows, ...]; without batching as the client sent them.
+
+        They are views of shared memory and valid until `execute` returns: copy what must live longer.
+        """
+
+    @property
+    def rows(self) -> int:
+        """Sum of the requests' batch sizes; 1 for a model without batching."""
+
+    @property
+    def parameters(self) -> Sequence[Mapping[str, ParameterValue]]:
+        """The custom parameters of each request."""
+
+    @property
+    def request_ids(self) -> Sequence[str]:
+        """The clients' ids, empty where none was given."""
+
+    @property
+    def requested_outputs(self) -> frozenset[str]:
+        """Names that at least one request wants; a backend may leave out the rest."""
+
+    def is_cancelled(self) -> bool:
+        """Nobody waits for this batch any more: a long computation should stop. Cheap, callable from any thread."""
+
+    def empty(self, name: str, datatype: str, shape: tuple[int, ...]) -> Array:
+        """An uninitialised array in the arena to write output `name` into: returning it costs no copy.
+
+        Every element must be written. Not for BYTES.
+        """
+
+
+class Instance(Protocol):
+    """One execution slot of a loaded model, on one device."""
+
+    def execute(self, batch: Batch) -> Mapping[str, Array]:
+        """Run one batch: arrays of shape [rows, ...] by output name. Called on the instance's own thread.
+
+        An array from `batch.empty` and an input passed on unchanged are not copied; any other is, once.
+
+        Raises:
+            InvalidTensorError: a datatype, shape or content that the model does not accept.
+            BackendError: the framework failed; the text reaches the client.
+        """
+
+    def close(self) -> None:
+        """Free what the instance holds. Called once, when nothing runs."""
+
+
+InstanceFactory = Callable[[ModelDirectory, Device], Instance]
+"""Load one instance. Called on a worker thread at load time; what it raises makes the version UNAVAILABLE."""
+
+Backends = Mapping[str, InstanceFactory]
+"""Factories by the name that `backend` has in config.pbtxt."""

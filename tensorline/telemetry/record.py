@@ -1,0 +1,91 @@
+"""What is known of a request once it is answered: plain values from which spans, metrics and statistics are made later.
+
+All times are nanoseconds of this process's monotonic clock (`time.monotonic_ns`); those of a stage carry the estimated
+offset of its clock. `WALL_OFFSET_NS` turns them into wall-clock time.
+"""
+
+import time
+from dataclasses import dataclass, field
+
+__all__ = ["WALL_OFFSET_NS", "Process", "RequestRecord", "StageTiming", "StepRecord", "TraceContext"]
+
+WALL_OFFSET_NS = time.time_ns() - time.monotonic_ns()
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """Whom a span belongs to: its OpenTelemetry resource."""
+
+    service: str
+    instance_id: str
+    host: str = ""
+    pid: int = 0
+    release: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceContext:
+    """A W3C trace context: ids of 16 and 8 bytes, flags, and whether the caller decided about sampling."""
+
+    trace_id: bytes
+    span_id: bytes
+    """Of the parent: the caller's span; b"" when this process began the trace."""
+    flags: int = 0
+    state: str = ""
+    is_from_caller: bool = False
+
+    @property
+    def is_sampled(self) -> bool:
+        return bool(self.flags & 1)
+
+
+@dataclass(frozen=True, slots=True)
+class StageTiming:
+    """When a stage did what, on the stage's monotonic clock (ns)."""
+
+    received: int
+    queued: int
+    batched: int
+    input_ready: int
+    computed: int
+    output_ready: int
+    sent: int
+    batch_id: int
+    batch_size: int
+    instance: str
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """One call of one model by the gateway: the client side of a hop, and the stage's story of it."""
+
+    model: str
+    version: str
+    span_id: bytes
+    started: int
+    ended: int = 0
+    process: Process | None = None
+    timing: StageTiming | None = None
+    clock_offset: int = 0
+    """Add to a time of the stage's clock to get this process's."""
+    status: int = 0
+    error: str = ""
+    attempt: int = 1
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One request as the gateway saw it."""
+
+    context: TraceContext
+    span_id: bytes
+    """Of the gateway's own span."""
+    model: str
+    version: str
+    request_id: str
+    started: int
+    ended: int = 0
+    status: int = 0
+    error: str = ""
+    rpc: str = "inference.GRPCInferenceService/ModelInfer"
+    steps: list[StepRecord] = field(default_factory=list)
