@@ -3,7 +3,16 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["DynamicBatching", "EnsembleStep", "InstanceGroup", "ModelConfig", "TensorSpec", "VersionPolicy"]
+__all__ = [
+    "DynamicBatching",
+    "EnsembleStep",
+    "InstanceGroup",
+    "ModelConfig",
+    "QueuePolicy",
+    "SequenceBatching",
+    "TensorSpec",
+    "VersionPolicy",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,12 +26,43 @@ class TensorSpec:
     reshape: tuple[int, ...] | None = None
     optional: bool = False
     label_filename: str = ""
+    is_shape_tensor: bool = False
+    """No batch dimension is added to it."""
+    allow_ragged_batch: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePolicy:
+    """How long and how many requests of one level may wait."""
+
+    default_timeout_us: int = 0
+    """0: for ever."""
+    allow_timeout_override: bool = False
+    delays: bool = False
+    """A request that waited too long moves to the end of its level; False: it is refused."""
+    max_queue_size: int = 0
+    """0: the service's own limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class DynamicBatching:
     preferred_batch_sizes: tuple[int, ...] = ()
     max_queue_delay_us: int = 0
+    preserve_ordering: bool = False
+    priority_levels: int = 0
+    """0: one queue for all; else levels 1 (the highest) to this."""
+    default_priority_level: int = 0
+    default_queue_policy: QueuePolicy = QueuePolicy()
+    priority_queue_policy: Mapping[int, QueuePolicy] = field(default_factory=dict)
+    """Policies of single levels; a level without one has the default policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceBatching:
+    max_idle_us: int = 1_000_000
+    is_oldest: bool = False
+    """The oldest strategy; else direct."""
+    is_iterative: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +71,7 @@ class InstanceGroup:
     count: int = 1
     kind: str = "KIND_AUTO"
     gpus: tuple[int, ...] = ()
+    is_passive: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +116,11 @@ class ModelConfig:
     """Requests that may wait; 0: the service's own limit."""
     encoded: bytes = b""
     """The whole completed inference.ModelConfig, serialized."""
+    sequence_batching: SequenceBatching | None = None
+    metric_tags: Mapping[str, str] = field(default_factory=dict)
+    response_cache: bool = False
+    max_inflight_requests: int = 0
+    """Of a pipeline, for each step; 0: no limit."""
 
     @property
     def is_ensemble(self) -> bool:

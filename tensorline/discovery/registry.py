@@ -25,16 +25,22 @@ class ServiceInstance:
     models: tuple[str, ...] = ()
     """"name/version" of what it serves, for people and for tools; routing believes the stage stream."""
     release: str = ""
-    metadata: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Compared, but no part of the hash: a mapping has none, and instances live in sets."""
 
 
 class Registry(Protocol):
     """One connection to where services are found."""
 
     async def register(self, instance: ServiceInstance) -> None:
-        """Announce `instance`, and keep it announced until `deregister` or `aclose`, whatever the registry goes through.
+        """Announce `instance`, and keep it announced until `deregister` or `aclose`, whatever befalls the registry.
 
-        Called again with the same id: the entry is replaced (its models changed).
+        Called again with the same id: the entry is replaced (its models changed). A registry that is away is no error:
+        it is announced once the registry is back.
+
+        Raises:
+            ConfigError: a field does not fit into every registry (`check_instance`).
+            UnavailableError: after `aclose`.
         """
 
     async def deregister(self, instance_id: str) -> None:
@@ -43,7 +49,8 @@ class Registry(Protocol):
     def watch(self) -> AsyncIterator[frozenset[ServiceInstance]]:
         """The healthy instances: the present set first, then the whole set after each change.
 
-        While the registry is away the last good set stays (nothing is yielded); `is_fresh` says so.
+        While the registry is away the last good set stays (nothing is yielded); `is_fresh` says so. The iterator ends
+        at `aclose`. A slow reader skips to the newest set.
         """
 
     @property

@@ -7,7 +7,19 @@ offset of its clock. `WALL_OFFSET_NS` turns them into wall-clock time.
 import time
 from dataclasses import dataclass, field
 
-__all__ = ["WALL_OFFSET_NS", "Process", "RequestRecord", "StageTiming", "StepRecord", "TraceContext"]
+__all__ = [
+    "WALL_OFFSET_NS",
+    "AttributeValue",
+    "Attributes",
+    "Process",
+    "RequestRecord",
+    "StageTiming",
+    "StepRecord",
+    "TraceContext",
+]
+
+AttributeValue = str | bool | int | float
+Attributes = tuple[tuple[str, AttributeValue], ...]
 
 WALL_OFFSET_NS = time.time_ns() - time.monotonic_ns()
 
@@ -71,6 +83,12 @@ class StepRecord:
     status: int = 0
     error: str = ""
     attempt: int = 1
+    clock_error: int = 0
+    """By how much `clock_offset` may be wrong (half the best round trip); 0: the two share a clock."""
+    rows: int = 1
+    """The request's batch size, for `nv_inference_count`."""
+    attributes: Attributes = ()
+    """More for the step's span, such as `gen_ai.*`: never prompts, tokens or tensor data."""
 
 
 @dataclass(slots=True)
@@ -89,3 +107,7 @@ class RequestRecord:
     error: str = ""
     rpc: str = "inference.GRPCInferenceService/ModelInfer"
     steps: list[StepRecord] = field(default_factory=list)
+    """In the order they were started; a retried step stands there once for each attempt."""
+    rows: int = 1
+    attributes: Attributes = ()
+    """More for the gateway's span."""

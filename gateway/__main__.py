@@ -1,0 +1,5 @@
+"""`python -m gateway`."""
+
+from gateway.main import run_gateway
+
+run_gateway()

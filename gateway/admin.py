@@ -1,0 +1,165 @@
+"""The HTTP side for people and tools: health, models, instances and traces as JSON, and the metrics page."""
+
+import hmac
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import orjson
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from gateway.mesh import Mesh
+from gateway.readiness import Readiness
+from gateway.service import InferenceService
+from tensorline import __version__
+from tensorline.errors import TensorlineError
+from tensorline.telemetry.metrics import CONTENT_TYPE, Metrics
+from tensorline.telemetry.store import TraceStore
+
+__all__ = ["AdminRoutes", "is_loopback", "metrics_app"]
+
+LOCAL_NAMES = ["localhost", "127.0.0.1", "[::1]", "::1"]
+LIST_LIMIT = 1000
+
+
+def is_loopback(address: str) -> bool:
+    return address in ("localhost", "::1") or address.startswith("127.")
+
+
+class Json(JSONResponse):
+    def render(self, content: object) -> bytes:
+        return orjson.dumps(content, option=orjson.OPT_NON_STR_KEYS)
+
+
+class AdminRoutes:
+    """Args:
+    address: That it is bound to. Beyond loopback, what is not public needs the operators' token.
+    token_file: Holds the token; read at each use, so that it can be changed. None: no token, and none will do.
+    """
+
+    def __init__(
+        self,
+        service: InferenceService,
+        readiness: Readiness,
+        mesh: Mesh,
+        store: TraceStore,
+        server_id: str,
+        address: str,
+        token_file: Path | None,
+    ) -> None:
+        self._service = service
+        self._readiness = readiness
+        self._mesh = mesh
+        self._store = store
+        self._server_id = server_id
+        self._is_open = is_loopback(address)
+        self._token_file = token_file
+
+    def app(self) -> Starlette:
+        def admin(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+            async def guarded(request: Request) -> Response:
+                return await handler(request) if self._may(request) else _error(403, "an operator's token is needed here")
+
+            return guarded
+
+        routes = [
+            Route("/v2", self._metadata),
+            Route("/v2/health/live", self._live),
+            Route("/v2/health/ready", self._ready),
+            Route("/api/models", admin(self._models)),
+            Route("/api/instances", admin(self._instances)),
+            Route("/api/traces", admin(self._traces)),
+        ]
+        # A page of another site that the operator's browser has open must not reach us by a name of its own.
+        guard = [Middleware(TrustedHostMiddleware, allowed_hosts=LOCAL_NAMES)] if self._is_open else []
+        return Starlette(routes=routes, middleware=guard)
+
+    def _may(self, request: Request) -> bool:
+        if self._token_file is None:
+            return self._is_open
+        given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
+        token = self._token_file.read_bytes().strip()
+        return bool(token) and hmac.compare_digest(given, token)
+
+    async def _metadata(self, request: Request) -> Response:
+        return Json({"name": self._server_id, "version": __version__, "extensions": ["model_configuration"]})
+
+    async def _live(self, request: Request) -> Response:
+        return Response()
+
+    async def _ready(self, request: Request) -> Response:
+        return Response(status_code=200 if self._readiness.is_ready else 400)
+
+    async def _models(self, request: Request) -> Response:
+        models = self._service.models
+        rows = []
+        for name in models.names:
+            for version in models.versions(name):
+                config = models.find(name, str(version)).config
+                rows.append(
+                    {
+                        "name": name,
+                        "version": str(version),
+                        "state": "READY",
+                        "reason": "",
+                        "backend": config.platform if config.is_ensemble else config.backend,
+                        "max_batch_size": config.max_batch_size,
+                        "instances": [c.instance_id for c in self._mesh.serving(name, str(version))],
+                        "steps": [step.model for step in config.steps],
+                    }
+                )
+            if not models.versions(name):
+                rows.append({"name": name, "version": "", "state": "UNAVAILABLE", "reason": _why(models.find, name)})
+        return Json(rows)
+
+    async def _instances(self, request: Request) -> Response:
+        return Json([asdict(view) for view in self._mesh.instances])
+
+    async def _traces(self, request: Request) -> Response:
+        """`which`: last, slowest, list, or a trace id in hex; `model` narrows the latter ones, `limit` the list."""
+        which = request.query_params.get("which", "list")
+        model = request.query_params.get("model")
+        if which == "list":
+            limit = request.query_params.get("limit", "100")
+            if not limit.isdecimal() or not 1 <= int(limit) <= LIST_LIMIT:
+                return _error(400, f"limit is '{limit[:20]}', a number from 1 to {LIST_LIMIT} is wanted")
+            return Json(self._store.list(model=model, limit=int(limit)))
+        if which == "last":
+            last = next(iter(self._store.list(model=model, limit=1)), None)
+            records = self._store.get(bytes.fromhex(last["trace_id"])) if last is not None else []
+        elif which == "slowest":
+            slowest = self._store.slowest(model)
+            records = [slowest] if slowest is not None else []
+        else:
+            try:
+                trace_id = bytes.fromhex(which)
+            except ValueError:
+                return _error(400, f"which is '{which[:64]}'; last, slowest, list or a trace id in hex is wanted")
+            records = self._store.get(trace_id)
+        if not records:
+            return _error(404, "no such trace is kept; only recent, failed and slow requests are")
+        return Json([self._store.to_json(record) for record in records])
+
+
+def metrics_app(metrics: Metrics) -> Starlette:
+    async def page(request: Request) -> Response:
+        return Response(metrics.render(), headers={"content-type": CONTENT_TYPE})
+
+    return Starlette(routes=[Route("/metrics", page)])
+
+
+def _error(status: int, text: str) -> Response:
+    return Json({"error": text}, status_code=status)
+
+
+def _why(find: Callable[[str, str], object], name: str) -> str:
+    try:
+        find(name, "")
+    except TensorlineError as error:
+        return str(error)
+    return ""

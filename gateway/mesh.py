@@ -1,0 +1,261 @@
+"""The stage instances as a gateway knows them: found by discovery, believed only while their stream stands."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass
+
+from gateway.balancing import RetryBudget, choose
+from tensorline.config import ModelConfig, config_from_encoded
+from tensorline.discovery import Registry, ServiceInstance
+from tensorline.errors import ConfigError, OverloadedError, TensorlineError, UnavailableError
+from tensorline.rpc.connection import HostedModel, LocalPeer, StageConnection, connect_stage
+from tensorline.shm import ArenaReader
+
+__all__ = ["InstanceView", "Mesh"]
+
+log = logging.getLogger(__name__)
+
+RETRY_FIRST_S = 0.1
+RETRY_LIMIT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceView:
+    """What an operator sees of one instance."""
+
+    id: str
+    service: str
+    state: str
+    in_flight: int
+    queued: int
+    arena_bytes: int
+    is_colocated: bool
+    models: tuple[str, ...]
+    host: str
+
+
+class Mesh:
+    """Keeps one stream to every instance that the registry names, and the table of who serves what.
+
+    Args:
+        on_change: Called on the loop after the table changed.
+    """
+
+    def __init__(self, registry: Registry, local: LocalPeer, reader: ArenaReader, on_change: Callable[[], None]) -> None:
+        self._registry = registry
+        self._local = local
+        self._reader = reader
+        self._on_change = on_change
+        self._instances: dict[ServiceInstance, asyncio.Task[None]] = {}
+        self._wanted: set[tuple[str, str, str]] = set()
+        self._hosted: dict[StageConnection, list[HostedModel]] = {}
+        self._by_arena: dict[bytes, StageConnection] = {}
+        self._table: dict[tuple[str, str], list[StageConnection]] = {}
+        self._configs: dict[tuple[str, int], ModelConfig] = {}
+        self._decoded: dict[bytes, ModelConfig] = {}
+        self._turn = 0
+        self.budgets: dict[str, RetryBudget] = {}
+
+    async def run(self) -> None:
+        """Follow the registry until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                async for instances in self._registry.watch():
+                    self._follow(instances, tasks)
+        finally:
+            self._instances.clear()
+
+    def _follow(self, instances: Iterable[ServiceInstance], tasks: asyncio.TaskGroup) -> None:
+        # An entry that only lists other models now is the same instance: its stream tells us about models.
+        known = {_place(instance): instance for instance in self._instances}
+        wanted = {_place(instance): instance for instance in instances}
+        self._wanted = set(wanted)
+        for place in wanted.keys() - known.keys():
+            instance = wanted[place]
+            self._instances[instance] = tasks.create_task(self._keep_connected(instance))
+        for place in known.keys() - wanted.keys():
+            # Direct evidence decides: a stream that stands and answers outlives its entry until it ends itself.
+            if not self._is_alive(known[place].id):
+                self._instances.pop(known[place]).cancel()
+
+    def _is_alive(self, instance_id: str) -> bool:
+        return any(c.instance_id == instance_id and c.is_responsive and not c.is_draining for c in self._hosted)
+
+    async def _keep_connected(self, instance: ServiceInstance) -> None:
+        delay = RETRY_FIRST_S
+        while True:
+            opened = False
+
+            def on_open(connection: StageConnection) -> None:
+                nonlocal opened
+                opened = True
+                self._add(connection)
+
+            target = self._target(instance)
+            connection_lost = "stream ended"
+            try:
+                await connect_stage(target, instance.id, self._local, on_open, self._models)
+            except TensorlineError as error:
+                connection_lost = str(error)
+            except Exception as error:  # one instance's trouble must not end the watch over the others
+                log.exception("stage stream failed", extra={"instance": instance.id})
+                connection_lost = type(error).__name__
+            finally:
+                self._drop_closed()
+            if opened:
+                delay = RETRY_FIRST_S
+                log.info("stage left", extra={"instance": instance.id, "cause": connection_lost})
+            else:
+                log.debug("stage not reached", extra={"instance": instance.id, "cause": connection_lost})
+            if _place(instance) not in self._wanted:
+                self._instances.pop(instance, None)
+                return
+            await asyncio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
+            delay = min(RETRY_LIMIT_S, delay * 2)
+
+    def _target(self, instance: ServiceInstance) -> str:
+        is_near = instance.nonce == self._local.nonce.hex()
+        if instance.local_address and (is_near or not instance.address):
+            return instance.local_address
+        return instance.address
+
+    def _add(self, connection: StageConnection) -> None:
+        self._hosted[connection] = []
+        self._by_arena[connection.arena] = connection
+        log.info(
+            "stage joined",
+            extra={"instance": connection.instance_id, "service": connection.service, "near": connection.is_colocated},
+        )
+
+    def _models(self, connection: StageConnection, models: list[HostedModel]) -> None:
+        self._hosted[connection] = models
+        self._rebuild()
+
+    def _drop_closed(self) -> None:
+        gone = [connection for connection in self._hosted if not connection.is_open]
+        for connection in gone:
+            del self._hosted[connection]
+            self._by_arena.pop(connection.arena, None)
+            self._reader.forget(connection.arena)
+        if gone:
+            self._rebuild()
+
+    def _rebuild(self) -> None:
+        table: dict[tuple[str, str], list[StageConnection]] = {}
+        newest: dict[str, int] = {}
+        for connection, models in self._hosted.items():
+            for model in models:
+                if model.state == "READY" and not connection.is_draining:
+                    table.setdefault((model.name, model.version), []).append(connection)
+                    newest[model.name] = max(newest.get(model.name, 0), int(model.version))
+                    self._learn(model)
+        for name, version in newest.items():
+            table[name, ""] = table[name, str(version)]
+        self._table = table
+        self._on_change()
+
+    def _learn(self, model: HostedModel) -> None:
+        config = self._decoded.get(model.config)
+        if config is None:
+            try:
+                config = config_from_encoded(model.config)
+            except ConfigError as error:
+                log.error("a stage's model configuration is unusable", extra={"model": model.name, "cause": str(error)})
+                return
+            self._decoded[model.config] = config
+        self._configs[model.name, int(model.version)] = config
+
+    def config(self, model: str, version: int) -> ModelConfig | None:
+        """As its stage completed it; also of one that is away at present. Version -1: the newest ready, else known."""
+        if version < 0:
+            ready = self.ready_versions(model)
+            known = [number for name, number in self._configs if name == model]
+            if not ready and not known:
+                return None
+            version = max(ready or known)
+        return self._configs.get((model, version))
+
+    def known_versions(self, model: str) -> list[int]:
+        return sorted(number for name, number in self._configs if name == model)
+
+    def ready_versions(self, model: str) -> list[int]:
+        return sorted(int(version) for name, version in self._table if name == model and version)
+
+    @property
+    def model_names(self) -> set[str]:
+        return {name for name, _ in self._configs}
+
+    @property
+    def has_near(self) -> bool:
+        """Some stage can read our arena."""
+        return any(connection.is_colocated for connection in self._hosted)
+
+    def serving(self, model: str, version: str) -> list[StageConnection]:
+        return self._table.get((model, version), [])
+
+    def is_served(self, model: str, version: str) -> bool:
+        return any(c.is_open and not c.is_draining for c in self._table.get((model, version), ()))
+
+    def pick(self, model: str, version: str, exclude: Container[object] = ()) -> StageConnection:
+        """The instance to run `model`; version "" is the newest.
+
+        Raises:
+            UnavailableError: none is there.
+            OverloadedError: each has all that it accepts.
+        """
+        candidates = self._table.get((model, version), [])
+        self._turn += 1
+        chosen = choose(candidates, self._turn, exclude)
+        if chosen is not None:
+            return chosen
+        if any(c.is_open and not c.is_draining and c not in exclude for c in candidates):
+            raise OverloadedError(f"every instance of model '{model}' has as many requests in flight as it accepts")
+        raise UnavailableError(f"model '{model}' has no instance ready at present")
+
+    def owner(self, arena: bytes) -> StageConnection | None:
+        return self._by_arena.get(arena)
+
+    def budget(self, model: str) -> RetryBudget:
+        budget = self.budgets.get(model)
+        if budget is None:
+            budget = self.budgets[model] = RetryBudget()
+        return budget
+
+    def reason(self, model: str) -> str:
+        """Why a stage that should host `model` does not, in the stage's words; "" when none says anything."""
+        reasons = (hosted.reason for models in self._hosted.values() for hosted in models if hosted.name == model)
+        return next((reason for reason in reasons if reason), "")
+
+    @property
+    def connections(self) -> list[StageConnection]:
+        return list(self._hosted)
+
+    @property
+    def instances(self) -> list[InstanceView]:
+        live = {connection.instance_id for connection in self._hosted}
+        views = [
+            InstanceView(
+                id=connection.instance_id,
+                service=connection.service,
+                state="DRAINING" if connection.is_draining else "READY" if models else "LOADING",
+                in_flight=connection.in_flight,
+                queued=connection.queued,
+                arena_bytes=connection.arena_bytes,
+                is_colocated=connection.is_colocated,
+                models=tuple(f"{model.name}/{model.version} {model.state}" for model in models),
+                host=connection.process.host,
+            )
+            for connection, models in self._hosted.items()
+        ]
+        away = [
+            InstanceView(i.id or i.address, i.service, "UNREACHABLE", 0, 0, 0, False, i.models, i.host)
+            for i in self._instances
+            if i.id and i.id not in live
+        ]
+        return sorted([*views, *away], key=lambda view: (view.service, view.id))
+
+
+def _place(instance: ServiceInstance) -> tuple[str, str, str]:
+    return instance.id, instance.address, instance.local_address

@@ -1,0 +1,256 @@
+"""What a client can call: models that stages host, and pipelines of them, with their versions and readiness."""
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gateway.mesh import Mesh
+from gateway.plan import Plan, compile_plan
+from gateway.plan_run import Run
+from gateway.runner import Steps
+from gateway.validation import RequestChecker
+from tensorline.config import ModelConfig, RepositoryEntry, read_model_labels
+from tensorline.errors import ConfigError, InvalidTensorError, NotFoundError, TensorlineError, UnavailableError
+from tensorline.protocol.infer import shown
+from tensorline.tensor import Tensor
+
+__all__ = ["ServedModel", "Models"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class ServedModel:
+    """One version of a model or a pipeline, ready to check and run requests."""
+
+    config: ModelConfig
+    version: int
+    checker: RequestChecker
+    plan: Plan | None
+    targets: Sequence[tuple[str, str]]
+    """Model and version of each step of a pipeline, the version "" for the newest."""
+
+    def steps(self, requested: frozenset[str], asked_version: str) -> Steps:
+        """A fresh run of one request; `requested` empty: all outputs."""
+        if self.plan is not None:
+            return PipelineSteps(self.plan, self.targets, requested)
+        return SingleStep(self.config, asked_version, tuple(requested))
+
+
+class SingleStep:
+    """A request to one model: a pipeline of one step, without a pipeline's cost."""
+
+    __slots__ = ("_inputs", "_target", "_wanted", "is_finished", "outputs")
+
+    def __init__(self, config: ModelConfig, version: str, wanted: tuple[str, ...]) -> None:
+        self._target = (config.name, version)
+        self._wanted = wanted
+        self._inputs: list[Tensor] = []
+        self.outputs: list[Tensor] = []
+        self.is_finished = False
+
+    def start(self, inputs: Sequence[Tensor]) -> list[int]:
+        self._inputs = list(inputs)
+        return [0]
+
+    def target(self, step: int) -> tuple[str, str]:
+        return self._target
+
+    def step_inputs(self, step: int) -> list[Tensor]:
+        return self._inputs
+
+    def wanted(self, step: int) -> tuple[str, ...]:
+        return self._wanted
+
+    def complete(self, step: int, outputs: Sequence[Tensor]) -> tuple[list[int], list[Tensor]]:
+        self.outputs = list(outputs)
+        self.is_finished = True
+        # An output may be an input passed on: the blocks of both go back when the request ends, which is now.
+        return [], []
+
+    def failure(self, step: int, error: TensorlineError) -> TensorlineError:
+        return error
+
+
+class Models:
+    """Args:
+    entries: What the gateway's own repositories hold: pipelines to serve, and the names of models that stages should.
+    """
+
+    def __init__(self, mesh: Mesh, entries: Iterable[RepositoryEntry]) -> None:
+        self._mesh = mesh
+        self._pipelines: dict[tuple[str, int], ModelConfig] = {}
+        self._expected: dict[str, RepositoryEntry] = {}
+        self._cache: dict[tuple[str, int], ServedModel] = {}
+        self._ready: dict[str, list[int]] = {}
+        self._labels: dict[str, dict[str, tuple[str, ...]]] = {}
+        self._pipeline_errors: dict[str, str] = {}
+        for entry in entries:
+            self._expected[entry.name] = entry
+            if entry.error is not None:
+                log.error("model configuration refused", extra={"model": entry.name, "cause": str(entry.error)})
+            elif entry.config is not None and entry.config.is_ensemble:
+                for version in entry.versions:
+                    self._pipelines[entry.name, version] = entry.config
+
+    def changed(self) -> None:
+        """The mesh's table is another: what was compiled from it is made again on demand."""
+        self._cache.clear()
+        self._ready.clear()
+        self._pipeline_errors.clear()
+
+    @property
+    def names(self) -> list[str]:
+        return sorted({*self._expected, *self._mesh.model_names})
+
+    def versions(self, name: str) -> list[int]:
+        """Ready ones, ascending."""
+        ready = self._ready.get(name)
+        if ready is None:
+            pipelines = [version for model, version in self._pipelines if model == name]
+            if pipelines:
+                ready = sorted(version for version in pipelines if self._pipeline_is_ready(name, version))
+            else:
+                ready = self._mesh.ready_versions(name)
+            if name in self._expected or ready:  # a client's made-up names are not remembered
+                self._ready[name] = ready
+        return ready
+
+    def is_ready(self, name: str, version: str) -> bool:
+        """Whether a request would be served now; a pipeline needs every step's model.
+
+        Raises:
+            InvalidTensorError: `version` is no version.
+        """
+        number = _number(version)
+        ready = self.versions(name)
+        return bool(ready) if number is None else number in ready
+
+    def find(self, name: str, version: str) -> ServedModel:
+        """
+        Args:
+            version: As a client writes it; "" is the newest that is ready.
+        Raises:
+            InvalidTensorError: `version` is no version.
+            NotFoundError: no such model or version.
+            UnavailableError: it is known and not ready; the text names the model, or the step that is missing.
+        """
+        number = _number(version)
+        ready = self.versions(name)
+        if number is None and ready:
+            number = ready[-1]
+        if number in ready and number is not None:
+            return self._callable(name, number)
+        raise self._missing(name, number)
+
+    def config(self, name: str, version: str) -> tuple[ModelConfig, int]:
+        """The completed configuration and the version's number; errors as `find`."""
+        found = self.find(name, version)
+        return found.config, found.version
+
+    def labels(self, config: ModelConfig) -> dict[str, tuple[str, ...]]:
+        """Class labels by output name, from the gateway's own repository; none where the model is only hosted."""
+        labels = self._labels.get(config.name)
+        if labels is None:
+            entry = self._expected.get(config.name)
+            labels = read_model_labels(entry.path, config) if entry is not None else {}
+            self._labels[config.name] = labels
+        return labels
+
+    def _callable(self, name: str, number: int) -> ServedModel:
+        found = self._cache.get((name, number))
+        if found is None:
+            config = self._pipelines.get((name, number))
+            plan = None
+            if config is not None:
+                plan = compile_plan(config, self._mesh.config)
+            else:
+                config = self._mesh.config(name, number)
+            if config is None:
+                raise UnavailableError(f"Request for unknown model: '{name}' version {number} is not at ready state")
+            targets = [(step.model, "" if step.version < 0 else str(step.version)) for step in plan.steps] if plan else []
+            found = self._cache[name, number] = ServedModel(config, number, RequestChecker(config), plan, targets)
+        return found
+
+    def _pipeline_is_ready(self, name: str, version: int) -> bool:
+        try:
+            found = self._callable(name, version)
+        except ConfigError as error:
+            if self._pipeline_errors.get(name) != str(error):
+                self._pipeline_errors[name] = str(error)
+                log.info("pipeline is not ready", extra={"model": name, "cause": str(error)})
+            return False
+        return all(self._mesh.is_served(*target) for target in found.targets)
+
+    def _missing(self, name: str, number: int | None) -> TensorlineError:
+        known = [version for model, version in self._pipelines if model == name] or self._mesh.known_versions(name)
+        entry = self._expected.get(name)
+        if not known and entry is None:
+            return NotFoundError(f"Request for unknown model: '{shown(name)}' is not found")
+        if number is not None and number not in known and number not in (entry.versions if entry is not None else ()):
+            return NotFoundError(f"Request for unknown model: '{name}' version {number} is not found")
+        what = f"version {number} is not at ready state" if number is not None else "has no version at ready state"
+        return UnavailableError(f"Request for unknown model: '{name}' {what}{self._why(name, known)}")
+
+    def _why(self, name: str, known: Sequence[int]) -> str:
+        entry = self._expected.get(name)
+        if entry is not None and entry.error is not None:
+            return f": {entry.error}"
+        config = self._pipelines.get((name, known[-1])) if known else None
+        if config is not None:
+            away = sorted({step.model for step in config.steps if not self._mesh.ready_versions(step.model)})
+            if away:
+                return f": no instance serves {', '.join(repr(model) for model in away)}, which it needs"
+            return f": {self._pipeline_errors[name]}" if name in self._pipeline_errors else ""
+        return f": {self._mesh.reason(name)}" if self._mesh.reason(name) else ": no instance serves it"
+
+
+class PipelineSteps:
+    """A pipeline's run in the form that the runner drives."""
+
+    __slots__ = ("_run", "_targets")
+
+    def __init__(self, plan: Plan, targets: Sequence[tuple[str, str]], requested: frozenset[str]) -> None:
+        self._targets = targets
+        self._run = Run(plan, requested)
+
+    @property
+    def is_finished(self) -> bool:
+        return self._run.is_finished
+
+    @property
+    def outputs(self) -> list[Tensor]:
+        return self._run.outputs
+
+    def start(self, inputs: Sequence[Tensor]) -> list[int]:
+        return self._run.start(inputs)
+
+    def target(self, step: int) -> tuple[str, str]:
+        return self._targets[step]
+
+    def step_inputs(self, step: int) -> list[Tensor]:
+        return self._run.step_inputs(step)
+
+    def wanted(self, step: int) -> tuple[str, ...]:
+        return self._run.step_outputs(step)
+
+    def complete(self, step: int, outputs: Sequence[Tensor]) -> tuple[list[int], list[Tensor]]:
+        ready = self._run.complete(step, outputs)
+        return ready, self._run.released
+
+    def failure(self, step: int, error: TensorlineError) -> TensorlineError:
+        return self._run.fail(step, error)
+
+
+def _number(version: str) -> int | None:
+    """
+    Raises:
+        InvalidTensorError: as Triton answers what is no version.
+    """
+    if not version:
+        return None
+    if version.isascii() and version.isdigit():
+        return int(version)
+    if version.startswith("-") and version[1:].isdigit():
+        raise InvalidTensorError(f"invalid version '{shown(version)}', must be integer > 0")
+    raise InvalidTensorError(f"failed to read version from string '{shown(version)}', must be integer > 0")

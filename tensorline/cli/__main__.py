@@ -1,0 +1,3 @@
+from tensorline.cli import main
+
+main()

@@ -1,0 +1,66 @@
+"""The gateway's HTTP API, as far as the command asks it: JSON over a plain connection, bounded in time."""
+
+import http.client
+import json
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from tensorline.cli.failure import CommandError, UsageError
+
+__all__ = ["get_json", "is_ready"]
+
+TIMEOUT_S = 5.0
+BODY_LIMIT = 64 << 20
+
+
+def get_json(url: str, path: str, timeout_s: float = TIMEOUT_S, **query: object) -> Any:
+    """What `GET url/path?query` answers. Query values that are None are left out.
+
+    Raises:
+        CommandError: nobody answers, or the answer is an error: with the server's own sentence.
+    """
+    status, body = _get(url, _with_query(path, query), timeout_s)
+    try:
+        answer = json.loads(body)
+    except ValueError:
+        raise CommandError(f"{url}{path} answered with {status} and no JSON: is it a Tensorline gateway?") from None
+    if status != 200:
+        told = answer.get("error") if isinstance(answer, dict) else None
+        raise CommandError(str(told or f"{url}{path} answered with status {status}"))
+    return answer
+
+
+def is_ready(url: str, timeout_s: float = TIMEOUT_S) -> bool:
+    """Every model would be served now. False also when nobody answers."""
+    try:
+        return _get(url, "/v2/health/ready", timeout_s)[0] == 200
+    except CommandError:
+        return False
+
+
+def _with_query(path: str, query: dict[str, object]) -> str:
+    pairs = "&".join(f"{name}={quote(str(value), safe='')}" for name, value in query.items() if value is not None)
+    return f"{path}?{pairs}" if pairs else path
+
+
+def _get(url: str, path: str, timeout_s: float) -> tuple[int, bytes]:
+    parts = urlsplit(url if "//" in url else f"http://{url}")
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if parts.scheme not in ("http", "https") or not host:
+        raise UsageError(f"{url!r} is no address of a gateway: http://host:port is one")
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(host, port, timeout=timeout_s)
+    try:
+        connection.request("GET", parts.path.rstrip("/") + path, headers={"Accept": "application/json"})
+        response = connection.getresponse()
+        return response.status, response.read(BODY_LIMIT)
+    except TimeoutError:
+        raise CommandError(f"the gateway at {url} did not answer within {timeout_s:g} s") from None
+    except (OSError, http.client.HTTPException) as error:
+        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise CommandError(f"no gateway answers at {url} ({why}); is the mesh up?") from None
+    finally:
+        connection.close()

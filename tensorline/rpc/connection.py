@@ -1,0 +1,317 @@
+"""The gateway's end of one stage stream."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import grpc
+from grpc import aio
+
+from tensorline import __version__
+from tensorline.errors import TensorlineError, UnavailableError
+from tensorline.protocol.stubs.tensorline.v1 import stage_pb2 as pb
+from tensorline.protocol.stubs.tensorline.v1.stage_pb2_grpc import StageStub
+from tensorline.rpc.channels import PROTOCOL, open_stage_channel
+from tensorline.rpc.clock import ClockOffset
+from tensorline.rpc.frames import ChunkStore, StageResult, Submission, decode_result, encode_parameters
+from tensorline.rpc.outbox import Outbox, TensorList
+from tensorline.telemetry.record import Process
+from tensorline.tensor import Handle
+
+__all__ = ["HostedModel", "LocalPeer", "StageConnection", "connect_stage"]
+
+log = logging.getLogger(__name__)
+
+BEAT_S = 1.0
+BEATS_MISSED = 4
+HELLO_S = 2.0
+LATE_CANCEL_S = 30.0
+
+OnResult = Callable[[StageResult], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPeer:
+    """Who we are on the streams that we open: goes into Hello."""
+
+    instance_id: str
+    nonce: bytes
+    arena: bytes
+    inline_limit: int
+    """Bytes of unfinished inline tensors that one stream may hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostedModel:
+    """A model version as its stage describes it."""
+
+    name: str
+    version: str
+    state: str
+    reason: str
+    config: bytes
+
+
+class StageConnection:
+    """A live stream to one stage instance: submit work, get each answer by callback, in the loop's thread.
+
+    Every submission ends in exactly one final call of its `on_result`, at the latest when the stream breaks.
+    """
+
+    def __init__(
+        self,
+        hello: pb.Hello,
+        local: LocalPeer,
+        call: "aio.StreamStreamCall[pb.Frames, pb.Frames]",
+        on_models: Callable[["StageConnection", list[HostedModel]], None],
+    ) -> None:
+        self.instance_id: str = hello.instance_id
+        self.service: str = hello.service
+        self.nonce: bytes = hello.nonce
+        self.arena: bytes = hello.arena
+        self.process = Process(hello.service, hello.instance_id, hello.host, hello.pid, hello.release)
+        self.is_colocated = bool(hello.nonce) and hello.nonce == local.nonce
+        self.max_in_flight: int = hello.max_in_flight
+        self.is_draining = False
+        self.is_open = True
+        self.queued = 0
+        """Requests that wait at the stage, as its last beat said."""
+        self.arena_bytes = 0
+        self.clock = ClockOffset()
+        self._call = call
+        self._on_models = on_models
+        self._models: list[HostedModel] = []
+        self._outbox = Outbox()
+        self._chunks = ChunkStore(local.inline_limit)
+        self._pending: dict[int, OnResult | None] = {}
+        self._next_id = 0
+        self._heard = time.monotonic()
+        self.unknown_frames = 0
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._pending)
+
+    @property
+    def accepts(self) -> bool:
+        return self.is_open and not self.is_draining and len(self._pending) < self.max_in_flight
+
+    def submit(self, work: Submission, on_result: OnResult) -> int:
+        """Send one request; its number on this stream, for `cancel`.
+
+        Raises:
+            UnavailableError: the stream is broken.
+        """
+        if not self.is_open:
+            raise UnavailableError("the stage is gone")
+        self._next_id += 1
+        number = self._next_id
+
+        def room() -> TensorList:
+            wire = self._outbox.frame().submit
+            wire.id = number
+            wire.model = work.model
+            if work.version:
+                wire.version = work.version
+            if work.timeout_s is not None:
+                wire.timeout_us = max(1, int(work.timeout_s * 1e6))
+            if work.request_id:
+                wire.request_id = work.request_id
+            if work.outputs:
+                wire.outputs.extend(work.outputs)
+            if work.parameters:
+                encode_parameters(wire.parameters, work.parameters)
+            if work.priority:
+                wire.priority = work.priority
+            if not self.is_colocated:
+                wire.inline_only = True
+            wire.trace_id = work.trace_id
+            wire.span_id = work.span_id
+            wire.trace_flags = work.trace_flags
+            if work.tracestate:
+                wire.tracestate = work.tracestate
+            return wire.inputs
+
+        self._outbox.put_tensors(work.inputs, room)
+        self._pending[number] = on_result
+        return number
+
+    def cancel(self, number: int) -> None:
+        """Nobody wants the answer any more. The slot is free again when the stage has said so."""
+        if number in self._pending and self.is_open:
+            self._pending[number] = None
+            self._outbox.frame().cancel.id = number
+
+    def release(self, handles: Iterable[Handle]) -> None:
+        """Blocks of this instance's arena that nobody reads any more."""
+        if not self.is_open:
+            return
+        release = self._outbox.frame().release
+        for handle in handles:
+            block = release.blocks.add()
+            block.block = handle.block
+            block.generation = handle.generation
+
+    async def run(self) -> None:
+        """Move frames until the stream ends, which this coroutine's end makes known to every pending request."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                pump = tasks.create_task(self._outbox.pump(self._call.write))
+                beat = tasks.create_task(self._beat())
+                try:
+                    await self._read()
+                finally:
+                    pump.cancel()
+                    beat.cancel()
+        except* (aio.AioRpcError, asyncio.InvalidStateError, TensorlineError, TimeoutError, aio.UsageError) as errors:
+            log.warning("stage stream ended", extra={"instance": self.instance_id, "cause": _first_cause(errors)})
+        finally:
+            self._fail_pending()
+
+    def _fail_pending(self) -> None:
+        self.is_open = False
+        pending, self._pending = self._pending, {}
+        for on_result in pending.values():
+            if on_result is not None:
+                on_result(StageResult(grpc.StatusCode.UNAVAILABLE.value[0], "the stage that ran it is gone"))
+
+    async def _read(self) -> None:
+        while True:
+            message = await self._call.read()
+            if message is aio.EOF:
+                return
+            self._heard = time.monotonic()
+            for frame in message.frames:
+                self._take(frame)
+
+    def _take(self, frame: pb.Frame) -> None:
+        kind = frame.WhichOneof("kind")
+        if kind == "result":
+            self._take_result(frame.result)
+        elif kind == "chunk":
+            self._chunks.add(frame.chunk)
+        elif kind == "beat":
+            self._take_beat(frame.beat)
+        elif kind == "models":
+            self._models = [HostedModel(m.name, m.version, m.state, m.reason, m.config) for m in frame.models.models]
+            self._on_models(self, self._models)
+        elif kind == "credit":
+            self.max_in_flight = frame.credit.max_in_flight
+        elif kind == "drain":
+            self.is_draining = True
+            log.info("stage drains", extra={"instance": self.instance_id})
+            self._on_models(self, self._models)  # none of them is to be had here any more
+        else:
+            self.unknown_frames += 1
+
+    def _take_result(self, wire: pb.Result) -> None:
+        try:
+            result = decode_result(wire, self._chunks)
+        except TensorlineError as error:
+            result = StageResult(grpc.StatusCode.INTERNAL.value[0], str(error), final=wire.final)
+        number = wire.id
+        on_result = self._pending.pop(number, None) if result.final else self._pending.get(number)
+        if on_result is not None:
+            on_result(result)
+        else:  # cancelled meanwhile: what it holds for us goes back at once
+            own = [t.handle for t in result.outputs if t.handle is not None and t.handle.arena == self.arena]
+            if own:
+                self.release(own)
+
+    def _take_beat(self, beat: pb.Beat) -> None:
+        self.queued = beat.queued
+        self.arena_bytes = beat.arena_bytes
+        if beat.echo_ns:
+            self.clock.add(sent=beat.echo_ns, peer=beat.sent_ns, received=time.monotonic_ns())
+        else:
+            answer = self._outbox.frame().beat
+            answer.sent_ns = time.monotonic_ns()
+            answer.echo_ns = beat.sent_ns
+
+    async def _beat(self) -> None:
+        # A silent peer is out, whatever HTTP/2 says: pings are answered by C threads while its loop is blocked.
+        while True:
+            self._outbox.frame().beat.sent_ns = time.monotonic_ns()
+            asked = time.monotonic()
+            await asyncio.sleep(BEAT_S)
+            # Our own loop may have been the one that stood still: only silence that we were awake for counts.
+            overslept = time.monotonic() - asked - BEAT_S
+            if overslept > BEAT_S:
+                self._heard += overslept
+            if time.monotonic() - self._heard > BEATS_MISSED * BEAT_S:
+                raise TimeoutError(f"no frame for {BEATS_MISSED * BEAT_S:.0f} s")
+
+    @property
+    def is_responsive(self) -> bool:
+        """Heard of within the last two and a half beats."""
+        return time.monotonic() - self._heard < 2.5 * BEAT_S
+
+
+async def connect_stage(
+    target: str,
+    expected_id: str,
+    local: LocalPeer,
+    on_open: Callable[[StageConnection], None],
+    on_models: Callable[[StageConnection, list[HostedModel]], None],
+) -> None:
+    """Open a stream, serve it until it ends, and close everything behind it.
+
+    Args:
+        expected_id: The instance that the registry says lives there; "" accepts any.
+    Raises:
+        UnavailableError: nobody there, somebody else there, or a release that cannot be talked to.
+    """
+    channel = open_stage_channel(target)
+    call = StageStub(channel).Exchange()
+    try:
+        hello = await _exchange_hello(call, local)
+        if hello.protocol != PROTOCOL:
+            raise UnavailableError(f"the stage speaks protocol {hello.protocol}, this release speaks {PROTOCOL}")
+        if expected_id and hello.instance_id != expected_id:
+            raise UnavailableError("another instance answers at the registered address")
+        connection = StageConnection(hello, local, call, on_models)
+        on_open(connection)
+        await connection.run()
+    except aio.AioRpcError as error:
+        raise UnavailableError(f"stage stream: {error.code().name}") from error
+    except TimeoutError as error:
+        raise UnavailableError("the stage did not say hello in time") from error
+    finally:
+        # A dropped call stays open for ever, and other orders leak sockets in some releases.
+        call.cancel()
+        with contextlib.suppress(Exception):
+            await channel.close()
+
+
+async def _exchange_hello(call: "aio.StreamStreamCall[pb.Frames, pb.Frames]", local: LocalPeer) -> pb.Hello:
+    first = pb.Frames()
+    hello = first.frames.add().hello
+    hello.protocol = PROTOCOL
+    hello.release = __version__
+    hello.service = "gateway"
+    hello.instance_id = local.instance_id
+    hello.nonce = local.nonce
+    hello.arena = local.arena
+    hello.monotonic_ns = time.monotonic_ns()
+    hello.host = socket.gethostname()
+    hello.pid = os.getpid()
+    async with asyncio.timeout(HELLO_S):
+        await call.write(first)
+        answer = await call.read()
+    if answer is aio.EOF or not answer.frames or answer.frames[0].WhichOneof("kind") != "hello":
+        raise UnavailableError("the stage did not begin with hello")
+    if len(answer.frames) > 1:
+        raise UnavailableError("the stage sent more than hello in its first message")
+    return answer.frames[0].hello
+
+
+def _first_cause(group: BaseExceptionGroup[BaseException]) -> str:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error.code().name if isinstance(error, aio.AioRpcError) else f"{type(error).__name__}: {error}"

@@ -1,0 +1,93 @@
+"""What every process of a mesh is told at its start; read once in a `main`, then handed down in parts."""
+
+import difflib
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+from pydantic import ByteSize, Field, NonNegativeFloat, PositiveInt, ValidationError, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from tensorline.errors import ConfigError
+
+__all__ = ["PREFIX", "MeshSettings", "StageSettings", "default_mesh_directory", "read_settings"]
+
+PREFIX = "TENSORLINE_"
+
+
+def default_mesh_directory() -> Path:
+    """Of the current user, in memory where the system has a tmpfs for that."""
+    shared = Path("/dev/shm")  # noqa: S108 - the directory below is made 0700 and its owner is checked
+    root = shared if shared.is_dir() else Path(tempfile.gettempdir())
+    return root / f"tensorline-{os.getuid()}"
+
+
+class MeshSettings(BaseSettings):
+    """Shared by gateways and stages. Environment variables carry the prefix TENSORLINE_."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=PREFIX)
+
+    mesh_directory: Path = Field(default_factory=default_mesh_directory)
+    """tmpfs directory of the mesh: arenas, sockets and the embedded registry. Made with mode 0700."""
+    discovery: str = ""
+    """file:///dir, consul://host:port, static://a:1,b:2 or dns://name:port; empty: files in the mesh directory."""
+    model_repository: Annotated[list[Path], NoDecode] = Field(default_factory=list)
+    """Model repositories; in the environment separated by colons."""
+    arena_bytes: ByteSize = ByteSize(256 << 20)
+    """Limit of this process's arena. It grows on demand and never shrinks."""
+    inline_bytes: ByteSize = ByteSize(4 << 10)
+    """Tensors up to this size travel in the frame; bigger ones as handles."""
+    drain_s: NonNegativeFloat = 20.0
+    """How long work in flight may take to finish after SIGTERM."""
+    log_level: str = "info"
+    log_json: bool | None = None
+    """None: JSON unless standard error is a terminal."""
+    expose_model_errors: bool = False
+    """Send the text of any exception of a model to the client, not only that of the model interface's own errors."""
+
+    @field_validator("model_repository", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return [part for part in value.split(":") if part] if isinstance(value, str) else value
+
+    @property
+    def discovery_url(self) -> str:
+        return self.discovery or f"file://{self.mesh_directory}/registry"
+
+
+class StageSettings(MeshSettings):
+    """Of one stage service."""
+
+    listen: str = ""
+    """TCP address "host:port" besides the Unix socket; empty: the socket alone. Port 0 takes a free one."""
+    advertise: str = ""
+    """TCP address under which gateways on other hosts reach `listen`; empty: the same."""
+    max_in_flight: PositiveInt = 320
+    """Requests that one gateway may have here at once: a full queue and what runs besides."""
+    max_queue: PositiveInt = 256
+    """Requests that may wait for one model."""
+    load_threads: PositiveInt = 4
+
+
+Settings = TypeVar("Settings", bound=MeshSettings)
+
+
+def read_settings(kind: type[Settings], environ: Mapping[str, str]) -> Settings:
+    """Settings from the environment.
+
+    Raises:
+        ConfigError: a value that cannot be, or a variable with our prefix that is no setting (with the nearest name).
+    """
+    for name in environ:
+        field = name.removeprefix(PREFIX).lower()
+        if name.startswith(PREFIX) and field not in kind.model_fields:
+            near = difflib.get_close_matches(field, kind.model_fields, n=1)
+            hint = f"; did you mean {PREFIX}{near[0].upper()}?" if near else ""
+            raise ConfigError(f"{name} is no setting of this process{hint}")
+    try:
+        return kind()
+    except ValidationError as error:
+        told = [f"{PREFIX}{'.'.join(map(str, e['loc'])).upper()}={e['input']!r}: {e['msg']}" for e in error.errors()]
+        raise ConfigError("; ".join(told)) from error

@@ -1,0 +1,307 @@
+"""Running one batch: inputs from handles to arrays, the model, outputs from arrays to handles.
+
+Runs on the instance's thread, or on the event loop for instances that declare themselves instant.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from grpc import StatusCode
+
+from tensorline.errors import BackendError, InvalidTensorError, TensorlineError
+from tensorline.rpc.frames import StageResult
+from tensorline.shm import Arena, ArenaReader, Block
+from tensorline.stage.backend import Instance, ParameterValue
+from tensorline.stage.request import StageRequest
+from tensorline.telemetry.record import StageTiming
+from tensorline.tensor import (
+    BYTES,
+    DATATYPES,
+    Array,
+    Handle,
+    Tensor,
+    datatype_of,
+    decode_array,
+    encode_array,
+    encode_bytes_tensor,
+    expected_byte_size,
+)
+
+__all__ = ["Executed", "Execution", "Plane"]
+
+log = logging.getLogger(__name__)
+
+ARENA_WAIT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plane:
+    """The process's place in the tensor plane."""
+
+    arena: Arena
+    reader: ArenaReader
+    inline_bytes: int
+    """Tensors up to this size travel in the frame."""
+    expose_model_errors: bool = False
+
+
+@dataclass(slots=True)
+class Executed:
+    """What became of one request: its result, and the blocks of our arena that its outputs hold, one reference each."""
+
+    request: StageRequest
+    result: StageResult
+    blocks: list[Block] = field(default_factory=list)
+
+
+class RunningBatch:
+    """The requests that run together, as the backend sees them (`tensorline.stage.backend.Batch`)."""
+
+    def __init__(self, requests: Sequence[StageRequest], inputs: dict[str, Array], plane: Plane, *, may_wait: bool) -> None:
+        self.requests = requests
+        self.inputs: Mapping[str, Array] = inputs
+        self.rows = sum(request.rows for request in requests)
+        self.made: dict[int, tuple[Array, Block]] = {}
+        """Arrays that `empty` gave out of the arena, by identity."""
+        self._plane = plane
+        self._may_wait = may_wait
+
+    @property
+    def parameters(self) -> Sequence[Mapping[str, ParameterValue]]:
+        return [request.parameters for request in self.requests]
+
+    @property
+    def request_ids(self) -> Sequence[str]:
+        return [request.request_id for request in self.requests]
+
+    @property
+    def requested_outputs(self) -> frozenset[str]:
+        names = [request.outputs for request in self.requests]
+        return frozenset() if not all(names) else frozenset(name for wanted in names for name in wanted)
+
+    def is_cancelled(self) -> bool:
+        return all(request.is_cancelled for request in self.requests)
+
+    def empty(self, name: str, datatype: str, shape: tuple[int, ...]) -> Array:
+        size = expected_byte_size(datatype, shape)
+        if size is None:
+            raise BackendError(f"output '{name}': a BYTES array cannot be made ahead of its elements")
+        if size <= self._plane.inline_bytes * len(self.requests):
+            return np.empty(shape, DATATYPES[datatype])
+        block = self._allocate(size)
+        array = block.array(datatype, shape)
+        self.made[id(array)] = (array, block)
+        return array
+
+    def _allocate(self, size: int) -> Block:
+        arena = self._plane.arena
+        # The loop never waits; an instance's thread may, since only the loop's releases make room.
+        return arena.allocate_blocking(size, ARENA_WAIT_S) if self._may_wait else arena.allocate(size)
+
+
+class Execution:
+    """One batch on its way through one instance."""
+
+    def __init__(self, requests: list[StageRequest], batch_id: int, instance_name: str, version: str, plane: Plane) -> None:
+        self.requests = requests
+        self.done: list[Executed] = []
+        self._batch_id = batch_id
+        self._instance_name = instance_name
+        self._version = version
+        self._plane = plane
+        self._input_ready = self._computed = 0
+
+    def run(self, instance: Instance, *, on_loop: bool = False) -> None:
+        """Fill `done` with one entry for each request. Raises nothing."""
+        live, arrays = self._read_inputs()
+        self._input_ready = time.monotonic_ns()
+        if not live:
+            return
+        try:
+            batch = RunningBatch(live, _stack(live, arrays, self._plane.reader), self._plane, may_wait=not on_loop)
+        except Exception as error:
+            self._fail(live, error)
+            return
+        try:
+            outputs = instance.execute(batch)
+            self._computed = time.monotonic_ns()
+            self._write_outputs(batch, outputs, self._overtaken(live))
+        except BaseException as error:  # a model may raise SystemExit or CancelledError: still only its own failure
+            self._fail([r for r in live if all(entry.request is not r for entry in self.done)], error)
+        finally:
+            # What `empty` gave out holds one reference of the batch's own; the requests have theirs.
+            for _, block in batch.made.values():
+                self._plane.arena.release(block.handle.block, block.handle.generation)
+
+    def _read_inputs(self) -> tuple[list[StageRequest], list[dict[str, Array]]]:
+        live: list[StageRequest] = []
+        arrays: list[dict[str, Array]] = []
+        for request in self.requests:
+            try:
+                inputs = {}
+                for tensor in request.inputs:
+                    if tensor.handle is None:
+                        inputs[tensor.name] = decode_array(tensor.datatype, tensor.shape, tensor.data or b"")
+                    else:
+                        inputs[tensor.name] = self._plane.reader.array(tensor)
+            except Exception as error:
+                self._fail([request], error)
+                continue
+            live.append(request)
+            arrays.append(inputs)
+        return live, arrays
+
+    def _overtaken(self, requests: Sequence[StageRequest]) -> set[int]:
+        """Requests whose input was freed while the model looked at it: their rows are no answer. Failed here."""
+        stale: set[int] = set()
+        for request in requests:
+            try:
+                for tensor in request.inputs:
+                    if tensor.handle is not None:
+                        self._plane.reader.check(tensor.handle)
+            except TensorlineError as error:
+                self._fail([request], error)
+                stale.add(id(request))
+        return stale
+
+    def _write_outputs(self, batch: RunningBatch, outputs: Mapping[str, Array], stale: set[int]) -> None:
+        requests = batch.requests
+        given = {id(array): name for name, array in batch.inputs.items()}
+        written = [(request, Executed(request, StageResult(0, version=self._version))) for request in requests]
+        executed = [entry for request, entry in written if id(request) not in stale]
+        try:
+            for name, array in outputs.items():
+                if len(requests) > 1 and (not array.ndim or array.shape[0] != batch.rows):
+                    raise BackendError(
+                        f"output '{name}' has shape {list(array.shape)}, a batch of {batch.rows} rows must keep its rows"
+                    )
+                row = 0
+                for request, entry in written:
+                    if id(request) not in stale and (not request.outputs or name in request.outputs):
+                        self._write_output(entry, name, array, row, batch, given.get(id(array)))
+                    row += request.rows
+        except BaseException:
+            for entry in executed:
+                self._give_back(entry)
+            raise
+        timing = (self._input_ready, self._computed, time.monotonic_ns())
+        for entry in executed:
+            entry.result.timing = self._timing(entry.request, *timing, batch.rows)
+        self.done.extend(executed)
+
+    def _write_output(
+        self, entry: Executed, name: str, array: Array, row: int, batch: RunningBatch, passed_on: str | None
+    ) -> None:
+        request, plane = entry.request, self._plane
+        if passed_on is not None:
+            source = next(tensor for tensor in request.inputs if tensor.name == passed_on)
+            if source.handle is None or not request.is_inline_only:
+                entry.result.outputs.append(Tensor(name, source.datatype, source.shape, source.data, source.handle))
+                return
+        made = batch.made.get(id(array))
+        is_whole = len(batch.requests) == 1
+        rows = array if is_whole else array[row : row + request.rows]
+        datatype = datatype_of(array.dtype)
+        if made is not None and not request.is_inline_only:
+            block = made[1]
+            row_bytes = array.nbytes // batch.rows if not is_whole else 0
+            handle = block.handle if is_whole else block.slice(row * row_bytes, request.rows * row_bytes)
+            if not any(held is block for held in entry.blocks):
+                plane.arena.retain(handle.block, handle.generation)
+                entry.blocks.append(block)
+            entry.result.outputs.append(Tensor(name, datatype, rows.shape, None, handle))
+            return
+        raw: bytes | memoryview
+        size = len(raw := encode_bytes_tensor(rows)) if datatype == BYTES else rows.nbytes
+        if size <= plane.inline_bytes or request.is_inline_only:
+            data = bytes(raw) if datatype == BYTES else bytes(encode_array(rows))
+            entry.result.outputs.append(Tensor(name, datatype, rows.shape, data))
+            return
+        block = batch._allocate(size)
+        entry.blocks.append(block)
+        if datatype == BYTES:
+            block.view[:] = raw
+        else:
+            np.copyto(block.array(datatype, rows.shape), rows)
+        entry.result.outputs.append(Tensor(name, datatype, rows.shape, None, block.handle))
+
+    def _give_back(self, entry: Executed) -> None:
+        for block in entry.blocks:
+            self._plane.arena.release(block.handle.block, block.handle.generation)
+        entry.blocks.clear()
+
+    def _fail(self, requests: Sequence[StageRequest], error: BaseException) -> None:
+        now = time.monotonic_ns()
+        for request in requests:
+            result = StageResult(
+                _status(error).value[0],
+                self._text(error, request),
+                version=self._version,
+                timing=self._timing(request, self._input_ready or now, self._computed or now, now, request.rows),
+            )
+            self.done.append(Executed(request, result))
+        if requests and not isinstance(error, TensorlineError):
+            log.error("model failed", exc_info=error, extra={"model": requests[0].model, "request_id": requests[0].request_id})
+
+    def _text(self, error: BaseException, request: StageRequest) -> str:
+        if isinstance(error, TensorlineError):
+            return str(error)
+        text = f"[request id: {request.request_id or '<id_unknown>'}] model '{request.model}' failed: {type(error).__name__}"
+        return f"{text}: {error}" if self._plane.expose_model_errors else text
+
+    def _timing(self, request: StageRequest, ready: int, computed: int, written: int, rows: int) -> StageTiming:
+        return StageTiming(
+            request.received_ns,
+            request.queued_ns,
+            request.batched_ns,
+            ready,
+            max(computed, ready),
+            written,
+            0,
+            self._batch_id,
+            rows,
+            self._instance_name,
+        )
+
+
+def _status(error: BaseException) -> StatusCode:
+    if isinstance(error, TensorlineError):
+        return error.status
+    return StatusCode.RESOURCE_EXHAUSTED if isinstance(error, MemoryError) else StatusCode.INTERNAL
+
+
+def _stack(requests: Sequence[StageRequest], arrays: Sequence[dict[str, Array]], reader: ArenaReader) -> dict[str, Array]:
+    """The batch's arrays: of one request its own; of several, neighbours in a block as one view, else one copy."""
+    if len(requests) == 1:
+        return arrays[0]
+    stacked: dict[str, Array] = {}
+    for index, tensor in enumerate(requests[0].inputs):
+        name = tensor.name
+        parts = [request.inputs[index] for request in requests]
+        if any(part.name != name for part in parts):
+            raise InvalidTensorError("the requests of one batch name their inputs in different orders")
+        merged = _neighbours(parts)
+        stacked[name] = (
+            reader.array(merged) if merged is not None else np.concatenate([inputs[name] for inputs in arrays], axis=0)
+        )
+    return stacked
+
+
+def _neighbours(parts: Sequence[Tensor]) -> Tensor | None:
+    first = parts[0].handle
+    if first is None or parts[0].datatype == BYTES:
+        return None
+    end = first.offset
+    for part in parts:
+        at = part.handle
+        if at is None or at.arena != first.arena or at.block != first.block or at.offset != end:
+            return None
+        end = at.offset + at.length
+    rows = sum(part.shape[0] for part in parts)
+    handle = Handle(first.arena, first.block, first.offset, end - first.offset, first.generation)
+    shape = (rows, *parts[0].shape[1:])
+    return Tensor(parts[0].name, parts[0].datatype, shape, None, handle) if math.prod(shape) else None

@@ -1,0 +1,178 @@
+"""The models of one stage service: loaded from the repository, found by name and version, unloaded at the end."""
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from tensorline.config import ModelConfig, RepositoryEntry, scan
+from tensorline.errors import ConfigError, NotFoundError, TensorlineError, UnavailableError
+from tensorline.rpc.connection import HostedModel
+from tensorline.stage.backend import Backends, Device, Instance, ModelDirectory
+from tensorline.stage.execution import Executed, Plane
+from tensorline.stage.request import StageRequest
+from tensorline.stage.version import ModelVersion
+
+__all__ = ["ModelHost"]
+
+log = logging.getLogger(__name__)
+
+READY, LOADING, UNAVAILABLE = "READY", "LOADING", "UNAVAILABLE"
+
+
+@dataclass(slots=True)
+class _Slot:
+    config: ModelConfig
+    state: str
+    reason: str = ""
+    served: ModelVersion | None = None
+
+
+class ModelHost:
+    """Args:
+    backends: What this service can run; entries of other backends are not its business.
+    on_change: Called on the loop when a version's state changed.
+    """
+
+    def __init__(
+        self,
+        backends: Backends,
+        plane: Plane,
+        max_queue: int,
+        on_executed: Callable[[Executed], None],
+        on_change: Callable[[], None],
+    ) -> None:
+        self._backends = backends
+        self._plane = plane
+        self._max_queue = max_queue
+        self._on_executed = on_executed
+        self._on_change = on_change
+        self._slots: dict[tuple[str, int], _Slot] = {}
+        self._broken: dict[str, str] = {}
+        self._newest: dict[str, int] = {}
+
+    @property
+    def models(self) -> list[HostedModel]:
+        """Every version that this service hosts or failed to, for the gateways."""
+        return [
+            HostedModel(name, str(version), slot.state, slot.reason, slot.config.encoded)
+            for (name, version), slot in sorted(self._slots.items())
+        ] + [HostedModel(name, "", UNAVAILABLE, reason, b"") for name, reason in sorted(self._broken.items())]
+
+    @property
+    def queued(self) -> int:
+        return sum(slot.served.queued for slot in self._slots.values() if slot.served is not None)
+
+    @property
+    def versions(self) -> Iterable[ModelVersion]:
+        return [slot.served for slot in self._slots.values() if slot.served is not None]
+
+    async def load_all(self, repositories: list[Path], threads: int) -> None:
+        """Load what the repositories have for our backends. A version that fails is UNAVAILABLE with its reason."""
+        entries = await asyncio.to_thread(scan, repositories)
+        mine: list[tuple[RepositoryEntry, int]] = []
+        for entry in entries:
+            config = entry.config
+            if config is None:
+                self._broken[entry.name] = str(entry.error)
+                log.error("model configuration refused", extra={"model": entry.name, "cause": str(entry.error)})
+            elif config.backend in self._backends:
+                mine.extend((entry, version) for version in entry.versions)
+                if not entry.versions:
+                    self._broken[entry.name] = f"at least one version must be available for model '{entry.name}'"
+        for entry, version in mine:
+            assert entry.config is not None
+            self._slots[entry.name, version] = _Slot(entry.config, LOADING)
+        self._on_change()
+        with ThreadPoolExecutor(threads, thread_name_prefix="load") as pool:
+            await asyncio.gather(*(self._load(entry, version, pool) for entry, version in mine))
+
+    async def _load(self, entry: RepositoryEntry, version: int, pool: ThreadPoolExecutor) -> None:
+        config = entry.config
+        assert config is not None
+        slot = self._slots[entry.name, version]
+        directory = ModelDirectory(config, version, entry.path, entry.path / str(version))
+        factory = self._backends[config.backend]
+        loop = asyncio.get_running_loop()
+        instances: list[tuple[str, Instance]] = []
+        try:
+            for name, device in _placements(config):
+                instances.append((name, await loop.run_in_executor(pool, factory, directory, device)))
+        except Exception as error:
+            for _, instance in instances:
+                await loop.run_in_executor(pool, instance.close)
+            slot.state, slot.reason = UNAVAILABLE, _reason(error)
+            log.error(
+                "failed to load model",
+                exc_info=None if isinstance(error, TensorlineError) else error,
+                extra={"model": entry.name, "version": version, "cause": slot.reason},
+            )
+        else:
+            slot.served = ModelVersion(config, version, instances, self._plane, self._max_queue, self._on_executed)
+            slot.state = READY
+            self._newest[entry.name] = max(version, self._newest.get(entry.name, 0))
+            log.info("successfully loaded model", extra={"model": entry.name, "version": version})
+        self._on_change()
+
+    def find(self, model: str, version: str) -> ModelVersion:
+        """
+        Raises:
+            NotFoundError: no such model or version here.
+            UnavailableError: it is here and not ready.
+        """
+        newest = self._newest.get(model)
+        if newest is not None and not version:
+            found = self._slots[model, newest].served
+            if found is not None:
+                return found
+        slot = self._slots.get((model, int(version) if version.isdecimal() else -1))
+        if slot is not None:
+            if slot.served is not None:
+                return slot.served
+            raise UnavailableError(f"Request for unknown model: '{model}' version {version} is not at ready state")
+        if not any(name == model for name, _ in self._slots):
+            raise NotFoundError(f"Request for unknown model: '{model}' is not found")
+        if version:
+            raise NotFoundError(f"Request for unknown model: '{model}' version {version} is not found")
+        raise UnavailableError(f"Request for unknown model: '{model}' has no available versions")
+
+    def submit(self, request: StageRequest) -> ModelVersion:
+        """Admit a request at its model; the version that will answer it."""
+        version = self.find(request.model, request.version)
+        version.submit(request)
+        return version
+
+    async def aclose(self, timeout_s: float) -> None:
+        await asyncio.gather(*(version.aclose(timeout_s) for version in self.versions))
+        for slot in self._slots.values():
+            slot.served = None
+            slot.state = UNAVAILABLE
+        self._newest.clear()
+
+
+def _placements(config: ModelConfig) -> list[tuple[str, Device]]:
+    """Name and device of each instance.
+
+    Raises:
+        ConfigError: a GPU is asked for where there is none.
+    """
+    placements = []
+    for index, group in enumerate(config.instance_groups):
+        label = group.name or f"{config.name}_{index}"
+        if group.kind == "KIND_GPU":
+            # Devices come with the engines that use them (pytorch, tensorrt); no backend of this release does.
+            raise ConfigError(f"instance group '{label}' of model '{config.name}' has kind KIND_GPU but no GPUs are available")
+        placements += [(f"{label}_{number}", Device("cpu")) for number in range(group.count)]
+    return placements or [(f"{config.name}_0", Device("cpu"))]
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, TensorlineError):
+        return str(error)
+    if isinstance(error, OSError):
+        # A file's place on this machine is not for clients; its name within the model's folder is.
+        return f"{type(error).__name__}: {error.strerror or 'failed'}: {os.path.basename(str(error.filename or ''))}"
+    return f"{type(error).__name__} while loading"

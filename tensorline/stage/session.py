@@ -1,0 +1,210 @@
+"""The stage's end of one stage stream: frames in, frames out, and what the gateway at the other end holds here."""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from grpc import aio
+
+from tensorline.errors import InternalError, TensorlineError
+from tensorline.protocol.stubs.tensorline.v1 import stage_pb2 as pb
+from tensorline.rpc.connection import BEAT_S, BEATS_MISSED, HostedModel
+from tensorline.rpc.frames import (
+    ChunkStore,
+    StageResult,
+    decode_parameters,
+    decode_tensor,
+    encode_parameters,
+    encode_timing,
+)
+from tensorline.rpc.outbox import Outbox, TensorList
+from tensorline.stage.request import StageRequest
+
+__all__ = ["Session", "SessionOwner"]
+
+log = logging.getLogger(__name__)
+
+
+class SessionOwner(Protocol):
+    """What a session asks of the stage behind it."""
+
+    def submit(self, session: "Session", request: StageRequest) -> Callable[[StageRequest], None]:
+        """Admit; returns how to cancel it. Raises a TensorlineError to refuse."""
+
+    def release(self, session: "Session", blocks: Iterable[tuple[int, int]]) -> None:
+        """(block, generation) pairs that the gateway holds no longer."""
+
+    def load(self) -> tuple[int, int]:
+        """Requests waiting, arena bytes leased."""
+
+
+class Session:
+    """Args:
+    gateway: The peer's instance id, for logs.
+    inline_limit: Bytes of unfinished inline tensors that the gateway may have here.
+    """
+
+    def __init__(self, owner: SessionOwner, gateway: str, inline_limit: int) -> None:
+        self.gateway = gateway
+        self.is_open = True
+        self.unknown_frames = 0
+        self._owner = owner
+        self._outbox = Outbox()
+        self._chunks = ChunkStore(inline_limit)
+        self._heard = time.monotonic()
+        self._requests: dict[int, tuple[StageRequest, Callable[[StageRequest], None]]] = {}
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._requests)
+
+    async def run(self, context: "aio.ServicerContext[pb.Frames, pb.Frames]") -> None:
+        """Until the gateway ends the stream, falls silent, or `end` was called and everything is written."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                pump = tasks.create_task(self._outbox.pump(context.write))
+                read = tasks.create_task(self._read(context))
+                beat = tasks.create_task(self._beat())
+                await asyncio.wait([pump, read], return_when=asyncio.FIRST_COMPLETED)
+                for task in (pump, read, beat):
+                    task.cancel()
+        except* (aio.AbortError, aio.UsageError, aio.InternalError, asyncio.InvalidStateError) as errors:
+            log.warning("gateway stream broke", extra={"gateway": self.gateway, "cause": repr(errors.exceptions[0])})
+        except* TimeoutError:
+            log.warning("gateway fell silent", extra={"gateway": self.gateway})
+        finally:
+            self.is_open = False
+            for request, cancel in list(self._requests.values()):
+                cancel(request)
+            self._requests.clear()
+
+    def end(self) -> None:
+        """Close the stream from our side once what is queued for it is written."""
+        self._outbox.end()
+
+    def send_models(self, models: list[HostedModel]) -> None:
+        frame = self._outbox.frame().models
+        for model in models:
+            frame.models.add(
+                name=model.name, version=model.version, state=model.state, reason=model.reason, config=model.config
+            )
+
+    def send_drain(self, reason: str) -> None:
+        self._outbox.frame().drain.reason = reason
+
+    async def _read(self, context: "aio.ServicerContext[pb.Frames, pb.Frames]") -> None:
+        while True:
+            message = await context.read()
+            if message is aio.EOF:
+                return
+            self._heard = time.monotonic()
+            received_ns = time.monotonic_ns()
+            for frame in message.frames:
+                self._take(frame, received_ns)
+
+    def _take(self, frame: pb.Frame, received_ns: int) -> None:
+        kind = frame.WhichOneof("kind")
+        if kind == "submit":
+            self._take_submit(frame.submit, received_ns)
+        elif kind == "release":
+            self._owner.release(self, [(block.block, block.generation) for block in frame.release.blocks])
+        elif kind == "cancel":
+            known = self._requests.get(frame.cancel.id)
+            if known is not None:
+                request, cancel = known
+                cancel(request)
+        elif kind == "beat":
+            self._take_beat(frame.beat)
+        elif kind == "chunk":
+            try:
+                self._chunks.add(frame.chunk)
+            except TensorlineError as error:
+                # The Submit that refers to these chunks will be refused by name; the stream lives on.
+                log.warning("chunk refused", extra={"gateway": self.gateway, "cause": str(error)})
+        else:
+            self.unknown_frames += 1
+
+    def _take_submit(self, wire: pb.Submit, received_ns: int) -> None:
+        number = wire.id
+        request = StageRequest(
+            model=wire.model,
+            version=wire.version,
+            inputs=[],
+            outputs=tuple(wire.outputs) if wire.outputs else (),
+            request_id=wire.request_id,
+            deadline=received_ns / 1e9 + wire.timeout_us / 1e6 if wire.timeout_us else math.inf,
+            answer=lambda result: self._answer(number, result),
+            holder=self,
+            parameters=decode_parameters(wire.parameters) if wire.parameters else {},
+            priority=wire.priority,
+            is_inline_only=wire.inline_only,
+            trace_id=wire.trace_id,
+            span_id=wire.span_id,
+            trace_flags=wire.trace_flags,
+            received_ns=received_ns,
+        )
+        try:
+            request.inputs = [decode_tensor(tensor, self._chunks) for tensor in wire.inputs]
+            # Known before it is admitted: an instant model answers before `submit` returns.
+            self._requests[number] = (request, _ignore)
+            cancel = self._owner.submit(self, request)
+            if number in self._requests:
+                self._requests[number] = (request, cancel)
+        except Exception as error:
+            if not isinstance(error, TensorlineError):
+                log.exception("submission failed", extra={"gateway": self.gateway})
+                error = InternalError("internal error")
+            self._answer(number, StageResult(error.status.value[0], str(error), not_started=True))
+
+    def _answer(self, number: int, result: StageResult) -> None:
+        if self._requests.pop(number, None) is None and self.is_open:
+            log.error("a request was answered twice", extra={"gateway": self.gateway})
+            return
+        if not self.is_open:
+            return
+
+        def room() -> TensorList:
+            wire = self._outbox.frame().result
+            wire.id = number
+            wire.status = result.status
+            if result.error:
+                wire.error = result.error
+            if result.version:
+                wire.version = result.version
+            wire.final = result.final
+            if result.not_started:
+                wire.not_started = True
+            if result.parameters:
+                encode_parameters(wire.parameters, result.parameters)
+            if result.timing is not None:
+                encode_timing(wire.timing, result.timing)
+                wire.timing.sent = time.monotonic_ns()
+            return wire.outputs
+
+        self._outbox.put_tensors(result.outputs, room)
+
+    def _take_beat(self, beat: pb.Beat) -> None:
+        if beat.echo_ns:
+            return
+        answer = self._outbox.frame().beat
+        answer.sent_ns = time.monotonic_ns()
+        answer.echo_ns = beat.sent_ns
+        answer.queued, answer.arena_bytes = self._owner.load()
+
+    async def _beat(self) -> None:
+        # The gateway beats; we listen. Only silence that our own loop was awake for counts.
+        while True:
+            asleep = time.monotonic()
+            await asyncio.sleep(BEAT_S)
+            overslept = time.monotonic() - asleep - BEAT_S
+            if overslept > BEAT_S:
+                self._heard += overslept
+            if time.monotonic() - self._heard > BEATS_MISSED * BEAT_S:
+                raise TimeoutError
+
+
+def _ignore(request: StageRequest) -> None:
+    request.is_cancelled = True

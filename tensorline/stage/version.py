@@ -1,0 +1,167 @@
+"""One loaded version of a model: its queue, its instances, and what runs on them."""
+
+import asyncio
+import itertools
+import math
+import time
+from collections.abc import Callable
+
+from tensorline.config.model import ModelConfig
+from tensorline.errors import DeadlineError, CancelledByPeerError, TensorlineError, UnavailableError
+from tensorline.rpc.frames import StageResult
+from tensorline.stage.backend import Instance
+from tensorline.stage.execution import Executed, Execution, Plane
+from tensorline.stage.queue import BatchQueue
+from tensorline.stage.request import StageRequest
+from tensorline.stage.worker import InstanceWorker
+
+__all__ = ["ModelVersion"]
+
+_batch_ids = itertools.count(1)
+
+
+class ModelVersion:
+    """Lives on the loop; instances live on their threads.
+
+    Args:
+        on_executed: Called on the loop for each request that ran, before its answer is sent.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        version: int,
+        instances: list[tuple[str, Instance]],
+        plane: Plane,
+        max_queue: int,
+        on_executed: Callable[[Executed], None],
+    ) -> None:
+        self.config = config
+        self.version = version
+        self._plane = plane
+        self._on_executed = on_executed
+        self._loop = asyncio.get_running_loop()
+        batching = config.dynamic_batching
+        self._queue = BatchQueue(
+            config.max_queue_size or max_queue,
+            max_rows=max(1, config.max_batch_size) if batching is not None else 1,
+            delay_s=batching.max_queue_delay_us / 1e6 if batching is not None else 0.0,
+        )
+        self._stacks = batching is not None and config.max_batch_size > 1
+        self._version = str(version)
+        self._workers = [InstanceWorker(name, instance, self._loop, self._finished) for name, instance in instances]
+        self._timer: asyncio.TimerHandle | None = None
+        self._running: set[Execution] = set()
+        self._is_closing = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def queued(self) -> int:
+        return len(self._queue)
+
+    @property
+    def running(self) -> int:
+        return sum(len(execution.requests) for execution in self._running)
+
+    def submit(self, request: StageRequest) -> None:
+        """Admit a request; its answer comes by `request.answer`.
+
+        Raises:
+            OverloadedError: the queue is full.
+            UnavailableError: the version is being unloaded.
+        """
+        if self._is_closing:
+            raise UnavailableError(f"model '{self.config.name}' version {self.version} is not at ready state")
+        if self.config.max_batch_size > 0 and request.inputs and request.inputs[0].shape:
+            request.rows = request.inputs[0].shape[0]
+        if self._stacks:
+            request.signature = tuple((t.name, t.datatype, t.shape[1:]) for t in request.inputs)
+        request.queued_ns = time.monotonic_ns()
+        now = time.monotonic()
+        for dropped in self._queue.add(request, now):
+            self._drop(dropped)
+        self._idle.clear()
+        self._dispatch(now)
+
+    def cancel(self, request: StageRequest) -> None:
+        """Nobody waits for it: out of the queue, or told to the batch that runs it."""
+        request.is_cancelled = True
+        if self._queue.remove(request):
+            self._drop(request)
+
+    def _dispatch(self, now: float) -> None:
+        for worker in self._workers:
+            while worker.is_idle:
+                batch, dropped = self._queue.take(now)
+                for request in dropped:
+                    self._drop(request)
+                if not batch:
+                    self._settle(now)
+                    return
+                batched_ns = time.monotonic_ns()
+                for request in batch:
+                    request.batched_ns = batched_ns
+                execution = Execution(batch, next(_batch_ids), worker.name, self._version, self._plane)
+                if worker.instant_bytes and _input_bytes(batch) <= worker.instant_bytes:
+                    worker.run_now(execution)
+                    self._answer(execution)
+                else:
+                    self._running.add(execution)
+                    worker.start(execution)
+
+    def _settle(self, now: float) -> None:
+        wake_at = self._queue.wake_at()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if wake_at < math.inf:
+            self._timer = self._loop.call_later(max(0.0, wake_at - now), self._wake)
+        if not self._queue and not self._running:
+            self._idle.set()
+
+    def _wake(self) -> None:
+        self._timer = None
+        self._dispatch(time.monotonic())
+
+    def _finished(self, worker: InstanceWorker, execution: Execution) -> None:
+        worker.is_idle = True
+        self._running.discard(execution)
+        self._answer(execution)
+        self._dispatch(time.monotonic())
+
+    def _answer(self, execution: Execution) -> None:
+        for executed in execution.done:
+            self._on_executed(executed)
+            executed.request.answer(executed.result)
+
+    def _drop(self, request: StageRequest) -> None:
+        error: TensorlineError = (
+            CancelledByPeerError("cancelled while it waited")
+            if request.is_cancelled
+            else DeadlineError("the deadline passed while the request waited")
+        )
+        request.answer(StageResult(error.status.value[0], str(error), version=self._version, not_started=True))
+
+    async def aclose(self, timeout_s: float) -> None:
+        """Take no more, let what is here finish for at most `timeout_s`, then answer the rest and close the instances."""
+        self._is_closing = True
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            for request in self._queue.clear():
+                request.answer(
+                    StageResult(UnavailableError.status.value[0], "the stage stopped before its turn", not_started=True)
+                )
+        if self._timer is not None:
+            self._timer.cancel()
+        for worker in self._workers:
+            worker.close()
+        for worker in self._workers:
+            await asyncio.to_thread(worker.join, 2.0)
+
+
+def _input_bytes(requests: list[StageRequest]) -> int:
+    # A BYTES output may be far larger than its input; instant instances are told so in their contract.
+    return sum(tensor.byte_size for request in requests for tensor in request.inputs)

@@ -1,0 +1,168 @@
+"""A real Consul agent for tests: fetched once into .cache/consul, started empty in memory on free loopback ports."""
+
+import asyncio
+import fcntl
+import os
+import random
+import shutil
+import socket
+import subprocess
+import urllib.request
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+__all__ = ["ConsulAgent", "consul_agent", "fetch_consul"]
+
+INSTALLED = Path("/usr/bin/consul")
+CACHE = Path(__file__).resolve().parents[1] / ".cache" / "consul"
+KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
+FETCH_S = 180.0
+READY_S = 20.0
+
+
+def fetch_consul() -> Path:
+    """The `consul` program: the installed one, else Debian 11's package unpacked into the cache; nothing is installed.
+
+    Debian dropped the package after bullseye; the old one runs on Debian 12. It comes from the machine's own mirror,
+    checked against Debian's keyring by apt.
+
+    Raises:
+        subprocess.CalledProcessError, OSError: it cannot be fetched. Tests then fail; they never skip.
+    """
+    program = CACHE / "root/usr/bin/consul"
+    if INSTALLED.exists():
+        return INSTALLED
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # test workers start together
+        if not program.exists():
+            _fetch(CACHE)
+    return program
+
+
+def _fetch(cache: Path) -> None:
+    (cache / "lists/partial").mkdir(parents=True, exist_ok=True)
+    (cache / "archives/archives/partial").mkdir(parents=True, exist_ok=True)
+    sources = cache / "bullseye.list"
+    sources.write_text(f"deb [signed-by={KEYRING}] {_mirror()} bullseye main\n")
+    apt = [
+        "apt-get",
+        "-qq",
+        f"-oDir::State::Lists={cache / 'lists'}",
+        f"-oDir::Cache={cache / 'archives'}",
+        f"-oDir::Etc::SourceList={sources}",
+        "-oDir::Etc::SourceParts=/dev/null",
+        "-oAPT::Sandbox::User=root",
+        "-oAcquire::Languages=none",
+        "-oAcquire::Check-Valid-Until=false",
+    ]
+    for command in ([*apt, "update"], [*apt, "download", "consul"]):
+        subprocess.run(command, cwd=cache, check=True, timeout=FETCH_S, capture_output=True)
+    (package,) = cache.glob("consul_*.deb")
+    unpacked = cache / "unpacked"
+    shutil.rmtree(unpacked, ignore_errors=True)
+    subprocess.run(["dpkg-deb", "-x", package, unpacked], check=True, timeout=FETCH_S, capture_output=True)
+    unpacked.rename(cache / "root")  # last: the program is there whole or not at all
+    package.unlink()
+
+
+def _mirror() -> str:
+    """The machine's own package mirror, from either form of apt's sources."""
+    found = [*sorted(Path("/etc/apt/sources.list.d").glob("*.sources")), Path("/etc/apt/sources.list")]
+    for line in (line for path in found if path.exists() for line in path.read_text().splitlines()):
+        words = [word for word in line.split() if not word.startswith("[")]
+        if words[:1] in (["URIs:"], ["deb"]) and "security" not in line:
+            return words[1]
+    raise FileNotFoundError("no package mirror in /etc/apt/sources.list or /etc/apt/sources.list.d")
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that were free a moment ago, all different.
+
+    Below the range that the system gives to clients: there, a client that dials while the agent is down could be given
+    the very port it dials, and so keep the agent from coming back.
+    """
+    ports: set[int] = set()
+    while len(ports) < count:
+        with socket.socket() as candidate, suppress(OSError):
+            candidate.bind(("127.0.0.1", random.randrange(20_000, 32_000)))
+            ports.add(candidate.getsockname()[1])
+    return list(ports)
+
+
+class ConsulAgent:
+    """A dev agent: a one-server cluster that keeps nothing, so that a restart is a loss of all data."""
+
+    def __init__(self, program: Path, options: Sequence[str]) -> None:
+        self._program = program
+        self._options = options
+        self._process: asyncio.subprocess.Process | None = None
+        self.port, self._server_port, self._serf_port = free_ports(3)
+
+    @property
+    def url(self) -> str:
+        return f"consul://127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        self._process = await asyncio.create_subprocess_exec(
+            self._program,
+            "agent",
+            "-dev",
+            "-bind=127.0.0.1",
+            "-client=127.0.0.1",
+            f"-http-port={self.port}",
+            f"-server-port={self._server_port}",
+            f"-serf-lan-port={self._serf_port}",
+            "-serf-wan-port=-1",
+            "-grpc-port=-1",
+            "-dns-port=-1",
+            "-log-level=err",
+            "-node=test",
+            *self._options,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={"PATH": os.environ["PATH"], "HOME": str(CACHE)},
+        )
+        async with asyncio.timeout(READY_S):
+            while not await asyncio.to_thread(self._has_leader):
+                if self._process.returncode is not None:
+                    raise ChildProcessError(f"the Consul agent exited with {self._process.returncode}")
+                await asyncio.sleep(0.05)
+
+    async def kill(self) -> None:
+        """SIGKILL; nothing of its data is left."""
+        if self._process is not None:
+            if self._process.returncode is None:
+                self._process.kill()
+            await self._process.wait()
+            self._process = None
+
+    async def restart_empty(self) -> None:
+        """Killed and started again on the same port, with no data."""
+        await self.kill()
+        await self.start()
+
+    def get(self, path: str) -> bytes:
+        """A plain GET, blocking, beside any client under test."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=2) as answer:
+            body: bytes = answer.read()
+            return body
+
+    def _has_leader(self) -> bool:
+        try:
+            return len(self.get("/v1/status/leader")) > len('""')
+        except OSError:
+            return False
+
+
+@asynccontextmanager
+async def consul_agent(*options: str) -> AsyncIterator[ConsulAgent]:
+    """A running agent with a leader and further command-line `options`; killed at the end."""
+    agent = ConsulAgent(await asyncio.to_thread(fetch_consul), options)
+    try:
+        await agent.start()
+        yield agent
+    finally:
+        await agent.kill()

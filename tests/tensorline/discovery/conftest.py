@@ -1,0 +1,87 @@
+"""Registries of every kind, and what the tests do with them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tensorline.discovery import Registry, ServiceInstance, open_registry
+from tests.consul import ConsulAgent, consul_agent
+
+SEEN_S = 0.5
+"""In which a change must be seen."""
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> tuple[str, dict[str, bool]]:
+    return ("asyncio", {"use_uvloop": True})
+
+
+class Watching:
+    """A watcher that collects: every set it was told, and a wait for the one that is wanted."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self.told: list[frozenset[ServiceInstance]] = []
+        self.is_over = False
+        self._news = asyncio.Condition()
+
+    async def run(self) -> None:
+        async for seen in self._registry.watch():
+            async with self._news:
+                self.told.append(seen)
+                self._news.notify_all()
+        async with self._news:
+            self.is_over = True
+            self._news.notify_all()
+
+    async def wait_for(
+        self, is_wanted: Callable[[frozenset[ServiceInstance]], bool], within_s: float = SEEN_S
+    ) -> frozenset[ServiceInstance]:
+        async with asyncio.timeout(within_s), self._news:
+            await self._news.wait_for(lambda: bool(self.told) and is_wanted(self.told[-1]))
+            return self.told[-1]
+
+    async def wait_ids(self, *ids: str, within_s: float = SEEN_S) -> frozenset[ServiceInstance]:
+        return await self.wait_for(lambda seen: sorted(each.id for each in seen) == sorted(ids), within_s)
+
+    async def wait_over(self) -> None:
+        async with asyncio.timeout(SEEN_S), self._news:
+            await self._news.wait_for(lambda: self.is_over)
+
+
+@asynccontextmanager
+async def watching(registry: Registry) -> AsyncIterator[Watching]:
+    watcher = Watching(registry)
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(watcher.run())
+        yield watcher
+        task.cancel()
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of registry under the contract."""
+
+    url: str
+    is_written: bool
+    """Services register themselves in it."""
+    ends_s: float = SEEN_S
+    """In which a killed process's instance must be gone."""
+
+    def open(self) -> AbstractAsyncContextManager[Registry]:
+        return open_registry(self.url)
+
+
+@pytest.fixture
+async def agent() -> AsyncIterator[ConsulAgent]:
+    async with consul_agent() as running:
+        yield running
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "registry"
