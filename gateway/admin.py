@@ -4,6 +4,7 @@ import hmac
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import orjson
 from starlette.applications import Starlette
@@ -16,9 +17,11 @@ from starlette.routing import Route
 from gateway.mesh import Mesh
 from gateway.readiness import Readiness
 from gateway.service import InferenceService
+from gateway.siblings import Siblings, merge_metrics
 from tensorline import __version__
 from tensorline.errors import TensorlineError
-from tensorline.telemetry.metrics import CONTENT_TYPE, Metrics
+from tensorline.telemetry.metrics import CONTENT_TYPE
+from tensorline.telemetry.recorder import Recorder
 from tensorline.telemetry.store import TraceStore
 
 __all__ = ["AdminRoutes", "is_loopback", "metrics_app"]
@@ -51,6 +54,7 @@ class AdminRoutes:
         server_id: str,
         address: str,
         token_file: Path | None,
+        siblings: Siblings,
     ) -> None:
         self._service = service
         self._readiness = readiness
@@ -58,12 +62,15 @@ class AdminRoutes:
         self._store = store
         self._server_id = server_id
         self._is_open = is_loopback(address)
+        self._siblings = siblings
         self._token_file = token_file
 
     def app(self) -> Starlette:
         def admin(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
             async def guarded(request: Request) -> Response:
-                return await handler(request) if self._may(request) else _error(403, "an operator's token is needed here")
+                return (
+                    await handler(request) if self._may(request) else _error(403, "an operator's token is needed here")
+                )
 
             return guarded
 
@@ -122,13 +129,15 @@ class AdminRoutes:
 
     async def _traces(self, request: Request) -> Response:
         """`which`: last, slowest, list, or a trace id in hex; `model` narrows the latter ones, `limit` the list."""
+        self._service.recorder.settle()
         which = request.query_params.get("which", "list")
         model = request.query_params.get("model")
         if which == "list":
             limit = request.query_params.get("limit", "100")
             if not limit.isdecimal() or not 1 <= int(limit) <= LIST_LIMIT:
                 return _error(400, f"limit is '{limit[:20]}', a number from 1 to {LIST_LIMIT} is wanted")
-            return Json(self._store.list(model=model, limit=int(limit)))
+            rows = [*self._store.list(model=model, limit=int(limit)), *await self._elsewhere(request)]
+            return Json(sorted(rows, key=_started, reverse=True)[: int(limit)])
         if which == "last":
             last = next(iter(self._store.list(model=model, limit=1)), None)
             records = self._store.get(bytes.fromhex(last["trace_id"])) if last is not None else []
@@ -141,16 +150,34 @@ class AdminRoutes:
             except ValueError:
                 return _error(400, f"which is '{which[:64]}'; last, slowest, list or a trace id in hex is wanted")
             records = self._store.get(trace_id)
-        if not records:
+        traces = [*map(self._store.to_json, records), *await self._elsewhere(request)]
+        if not traces:
             return _error(404, "no such trace is kept; only recent, failed and slow requests are")
-        return Json([self._store.to_json(record) for record in records])
+        if which == "last":
+            traces = [max(traces, key=_started)]
+        elif which == "slowest":
+            traces = [max(traces, key=lambda trace: trace["duration_ns"])]
+        return Json(traces)
+
+    async def _elsewhere(self, request: Request) -> list[Any]:
+        """What the other workers answer to the same question."""
+        bodies = await self._siblings.ask(f"{request.url.path}?{request.url.query}")
+        return [row for body in bodies for row in orjson.loads(body)]
 
 
-def metrics_app(metrics: Metrics) -> Starlette:
+def metrics_app(recorder: Recorder, siblings: Siblings) -> Starlette:
+    """The metrics page: of all workers together."""
+
     async def page(request: Request) -> Response:
-        return Response(metrics.render(), headers={"content-type": CONTENT_TYPE})
+        own = recorder.render_metrics()
+        others = await siblings.ask("/metrics")
+        return Response(merge_metrics([own, *others]) if others else own, headers={"content-type": CONTENT_TYPE})
 
     return Starlette(routes=[Route("/metrics", page)])
+
+
+def _started(trace: Any) -> int:
+    return int(trace["start_ns"])
 
 
 def _error(status: int, text: str) -> Response:

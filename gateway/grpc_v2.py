@@ -1,8 +1,10 @@
 """The KServe v2 / Triton gRPC front end."""
 
 import time
-from typing import Any
+from typing import Any, cast
 
+import grpc
+from google.protobuf.descriptor_pool import DescriptorPool
 from grpc import aio
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
@@ -14,11 +16,6 @@ from tensorline.errors import OverloadedError, answering
 from tensorline.protocol.codec import decode_request, encode_response
 from tensorline.protocol.reflected import BothPools
 from tensorline.protocol.stubs.inference import grpc_service_pb2 as pb
-from tensorline.protocol.stubs.inference.grpc_service_pb2_grpc import (
-    GRPCInferenceServiceServicer,
-    add_GRPCInferenceServiceServicer_to_server,
-)
-from tensorline.telemetry.context import extract
 
 __all__ = ["EXTENSIONS", "KServeFrontEnd", "make_grpc_server"]
 
@@ -29,7 +26,7 @@ PUSHBACK_MS = 100
 Context = Any  # aio.ServicerContext[Request, Response]: each method has its own pair
 
 
-class KServeFrontEnd(GRPCInferenceServiceServicer):
+class KServeFrontEnd:
     """The methods of this release; every other answers UNIMPLEMENTED, as gRPC does for a method that is not there."""
 
     def __init__(self, service: InferenceService, readiness: Readiness, server_id: str) -> None:
@@ -81,7 +78,7 @@ class KServeFrontEnd(GRPCInferenceServiceServicer):
                 decoded = decode_request(request)
                 response = await self._service.infer(
                     decoded,
-                    extract(context.invocation_metadata() or ()),
+                    self._service.recorder.begin(context.invocation_metadata() or ()),
                     context.time_remaining(),
                     started_ns,
                     INFER,
@@ -91,6 +88,19 @@ class KServeFrontEnd(GRPCInferenceServiceServicer):
                 raise
             return encode_response(response, is_typed=decoded.is_typed)
         raise AssertionError("answered above")
+
+
+def _handlers(front_end: KServeFrontEnd) -> dict[str, "grpc.RpcMethodHandler[Any, Any]"]:
+    """Of the methods that are there; the generated servicer would answer the others with a traceback in the log."""
+    handlers = {}
+    for method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods:
+        behaviour = getattr(front_end, method.name, None)
+        if behaviour is not None:
+            request, response = getattr(pb, method.input_type.name), getattr(pb, method.output_type.name)
+            handlers[method.name] = grpc.unary_unary_rpc_method_handler(
+                behaviour, request_deserializer=request.FromString, response_serializer=response.SerializeToString
+            )
+    return handlers
 
 
 def make_grpc_server(
@@ -108,10 +118,8 @@ def make_grpc_server(
             ("grpc.so_reuseport", 1 if reuse_port else 0),
         ]
     )
-    add_GRPCInferenceServiceServicer_to_server(front_end, server)  # type: ignore[no-untyped-call]
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, _handlers(front_end)),))
     health_pb2_grpc.add_HealthServicer_to_server(readiness.checks, server)
     names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
-    reflection.enable_server_reflection(names, server, pool=BothPools())
+    reflection.enable_server_reflection(names, server, pool=cast(DescriptorPool, BothPools()))
     return server
-
-

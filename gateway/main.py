@@ -8,26 +8,35 @@ import sys
 import uuid
 from contextlib import AsyncExitStack
 
+from grpc import aio
+
 from gateway.admin import AdminRoutes, is_loopback, metrics_app
+from gateway.gauges import watch_gauges
 from gateway.grpc_v2 import KServeFrontEnd, make_grpc_server
 from gateway.mesh import Mesh
 from gateway.models import Models
-from gateway.observer import Observer
 from gateway.plane import GatewayPlane
 from gateway.readiness import Readiness
 from gateway.service import GatewayLimits, InferenceService
 from gateway.settings import GatewaySettings
-from gateway.web import serve_http
+from gateway.siblings import Siblings, worker_socket
+from gateway.web import bind_tcp, bind_unix, serve_http
 from tensorline import __version__
 from tensorline.config import scan
 from tensorline.discovery import open_registry
 from tensorline.errors import ConfigError, TensorlineError
 from tensorline.rpc.connection import LocalPeer
+from tensorline.rpc.sockets import claim_socket
 from tensorline.settings import read_settings
 from tensorline.shm import ArenaReader, open_arena, open_directory
 from tensorline.stage.main import background, directory_sweeps, run_loop, stop_requested
+from tensorline.telemetry.lag import open_lag_monitor
 from tensorline.telemetry.logs import configure_logging
+from tensorline.telemetry.metrics import Metrics
 from tensorline.telemetry.record import Process
+from tensorline.telemetry.recorder import open_recorder
+from tensorline.telemetry.settings import telemetry_settings
+from tensorline.telemetry.store import TraceStore
 
 __all__ = ["run_gateway", "serve_gateway"]
 
@@ -43,7 +52,7 @@ def run_gateway() -> None:
     instance_id = f"gateway-{uuid.uuid4().hex[:12]}"
     try:
         settings = read_settings(GatewaySettings, os.environ)
-        configure_logging("gateway", instance_id, level=settings.log_level, json=settings.log_json)
+        configure_logging("gateway", instance_id, level=settings.log_level, json=settings.is_logging_json)
         if settings.workers > 1 and not settings.worker:
             from gateway.workers import run_workers
 
@@ -67,17 +76,31 @@ async def serve_gateway(instance_id: str, settings: GatewaySettings) -> None:
         arena = await stack.enter_async_context(open_arena(directory, settings.arena_bytes))
         reader = ArenaReader(directory)
         reader.attach(arena)
-        observer = await stack.enter_async_context(Observer.open(process, settings, os.environ))
+        metrics = Metrics()
+        recorder = await stack.enter_async_context(
+            open_recorder(
+                process,
+                telemetry_settings(os.environ, rate_per_s=settings.trace_rate),
+                metrics=metrics,
+                store=TraceStore(process, recent=settings.trace_store),
+            )
+        )
+        await stack.enter_async_context(open_lag_monitor(metrics))
         registry = await stack.enter_async_context(open_registry(settings.discovery_url))
         local = LocalPeer(instance_id, directory.nonce, arena.id, INLINE_LIMIT)
         changed = asyncio.Event()
-        mesh = Mesh(registry, local, reader, lambda: (models.changed(), changed.set()))
+
+        def table_changed() -> None:
+            models.changed()
+            changed.set()
+
+        mesh = Mesh(registry, local, reader, table_changed)
         models = Models(mesh, entries)
         readiness = Readiness(models, is_strict=settings.strict_readiness)
         limits = GatewayLimits(settings.max_in_flight, settings.max_bytes_in_flight)
         plane = GatewayPlane(arena, reader, mesh, settings.inline_bytes)
-        service = InferenceService(mesh, models, plane, limits, settings.default_timeout_s, observer.finished)
-        observer.watch(arena, limits, mesh, registry)
+        service = InferenceService(mesh, models, plane, limits, settings.default_timeout_s, recorder)
+        watch_gauges(metrics, arena, limits, mesh, registry)
 
         server = make_grpc_server(
             KServeFrontEnd(service, readiness, settings.server_id),
@@ -94,28 +117,42 @@ async def serve_gateway(instance_id: str, settings: GatewaySettings) -> None:
                 _publish(readiness, changed),
             )
         )
-        if settings.worker == 0:
+        sockets = settings.mesh_directory / "sockets"
+        if settings.worker <= 1:
+            others = range(2, settings.workers + 1)
+            siblings = Siblings(sockets / f"{worker_socket(settings.grpc_port, other)}.sock" for other in others)
             admin = AdminRoutes(
                 service,
                 readiness,
                 mesh,
-                observer.store,
+                recorder.store,
                 settings.server_id,
                 settings.http_address,
                 settings.admin_token_file,
+                siblings,
             )
-            await stack.enter_async_context(
-                serve_http(admin.app(), settings.http_address, settings.http_port, "HTTP")
-            )
-            await stack.enter_async_context(
-                serve_http(metrics_app(observer.metrics), settings.metrics_address, settings.metrics_port, "metrics")
-            )
+            pages = metrics_app(recorder, siblings)
+            for app, address, number, what in (
+                (admin.app(), settings.http_address, settings.http_port, "HTTP"),
+                (pages, settings.metrics_address, settings.metrics_port, "metrics"),
+            ):
+                await stack.enter_async_context(serve_http(app, bind_tcp(address, number, what)))
+        else:
+            alone = Siblings(())
+            admin = AdminRoutes(service, readiness, mesh, recorder.store, settings.server_id, "localhost", None, alone)
+            app = admin.app()
+            app.routes.extend(metrics_app(recorder, alone).routes)
+            path = stack.enter_context(claim_socket(sockets, worker_socket(settings.grpc_port, settings.worker)))
+            await stack.enter_async_context(serve_http(app, bind_unix(path)))
         await server.start()
         stack.push_async_callback(server.stop, 1.0)
         stack.push_async_callback(_drain, service, readiness, settings.drain_s)
         readiness.accepts = True
         changed.set()
-        log.info("gateway serves", extra={"grpc": f"{settings.grpc_address}:{port}", "loopback": is_loopback(settings.grpc_address)})
+        log.info(
+            "gateway serves",
+            extra={"grpc": f"{settings.grpc_address}:{port}", "loopback": is_loopback(settings.grpc_address)},
+        )
         waiting = asyncio.create_task(stop.wait())
         await asyncio.wait([waiting, *tasks], return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
@@ -124,19 +161,18 @@ async def serve_gateway(instance_id: str, settings: GatewaySettings) -> None:
                 raise error
 
 
-def _bind(server: "object", address: str, port: int) -> int:
+def _bind(server: aio.Server, address: str, port: int) -> int:
     """
     Raises:
         ConfigError: the port is taken, or the address is none of ours.
     """
-    from grpc import aio
-
-    assert isinstance(server, aio.Server)
     host = f"[{address}]" if ":" in address else address
     try:
         bound = server.add_insecure_port(f"{host}:{port}")
     except RuntimeError as error:
-        raise ConfigError(f"gRPC port {port} on {address} cannot be used: it is taken, or no address of this host") from error
+        raise ConfigError(
+            f"gRPC port {port} on {address} cannot be used: it is taken, or no address of this host"
+        ) from error
     return bound
 
 

@@ -43,7 +43,9 @@ class Mesh:
         on_change: Called on the loop after the table changed.
     """
 
-    def __init__(self, registry: Registry, local: LocalPeer, reader: ArenaReader, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self, registry: Registry, local: LocalPeer, reader: ArenaReader, on_change: Callable[[], None]
+    ) -> None:
         self._registry = registry
         self._local = local
         self._reader = reader

@@ -14,7 +14,7 @@ from tensorline.errors import ConfigError, InvalidTensorError, NotFoundError, Te
 from tensorline.protocol.infer import shown
 from tensorline.tensor import Tensor
 
-__all__ = ["ServedModel", "Models"]
+__all__ = ["Models", "ServedModel"]
 
 log = logging.getLogger(__name__)
 
@@ -168,7 +168,9 @@ class Models:
                 config = self._mesh.config(name, number)
             if config is None:
                 raise UnavailableError(f"Request for unknown model: '{name}' version {number} is not at ready state")
-            targets = [(step.model, "" if step.version < 0 else str(step.version)) for step in plan.steps] if plan else []
+            targets = (
+                [(step.model, "" if step.version < 0 else str(step.version)) for step in plan.steps] if plan else []
+            )
             found = self._cache[name, number] = ServedModel(config, number, RequestChecker(config), plan, targets)
         return found
 

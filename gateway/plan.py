@@ -1,6 +1,7 @@
 """From a pipeline's configuration to the plan that its requests follow."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from gateway.plan_graph import Plan, PlanStep, Port, Selection, TensorUse
 from gateway.plan_rules import check_composition
@@ -29,6 +30,11 @@ def compile_plan(config: ModelConfig, find: FindModel) -> Plan:
     check_graph(config)
     models = _found(config, find)
     _check_nesting(config, find, (config.name,))
+    # Whether a pipeline is decoupled stands in its steps, not in its configuration.
+    models = [
+        replace(model, decoupled=compile_plan(model, find).is_decoupled) if model.is_ensemble else model
+        for model in models
+    ]
     is_decoupled = check_composition(config, models)
     return Plan(config, models, is_decoupled)
 

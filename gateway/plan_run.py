@@ -14,8 +14,8 @@ class Run:
     `fail`; after every such call it sends what `released` holds.
 
     An input of the pipeline that the request leaves out is absent, and so is an output that its step did not make. A
-    step runs without an absent input. If the model requires that input, and it goes back to one that the request left
-    out, then the step is skipped instead and its outputs are absent too; so is a step whose inputs are all absent. A
+    step runs without an absent input. If its model requires that input, and it goes back to one that the request left
+    out, then the step is skipped instead and its outputs are absent too; so is a step of which nothing is there. A
     requested output that ends absent is left out of the answer.
 
     One response for each step: a plan that `is_decoupled` is not run by this class.
@@ -63,17 +63,17 @@ class Run:
         Raises:
             InvalidTensorError: not one requested output was made.
         """
+        wanted, tensors = self._selection.outputs, self._tensors
         found = [
-            _entering(self._tensors[port.tensor], port) for port in self._plan.outputs if port.tensor in self._wanted()
+            _entering(tensors[port.tensor], port)
+            for port in self._plan.outputs
+            if port.tensor in wanted and port.tensor in tensors
         ]
         if not found:
             raise InvalidTensorError(
                 f"in ensemble '{self._plan.name}', unexpected deadlock: no requested output was produced"
             )
         return found
-
-    def _wanted(self) -> set[str]:
-        return self._tensors.keys() & self._selection.outputs
 
     def start(self, tensors: Sequence[Tensor]) -> list[int]:
         """Take the request's checked inputs; the steps that may run now."""
@@ -163,13 +163,15 @@ class Run:
         return ready
 
     def _is_skipped(self, index: int) -> bool:
-        absent, has_any = self._absent, False
+        is_any_here, wants = False, []
         for port in self._plan.steps[index].ports:
-            if port.tensor not in absent:
-                has_any = True
-            elif port.is_required and absent[port.tensor]:
-                return True
-        return not has_any
+            by_choice = self._absent.get(port.tensor)
+            if by_choice is None:
+                is_any_here = True
+            elif port.is_required:
+                wants.append(by_choice)
+        # What a step before should have made and did not, its model is left to refuse.
+        return any(wants) if wants else not is_any_here
 
     def _hold(self, name: str, tensor: Tensor) -> None:
         if name in self._readers:

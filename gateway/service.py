@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from gateway.mesh import Mesh
 from gateway.models import Models, ServedModel
@@ -20,6 +20,7 @@ from tensorline.protocol.classification import classify_tensor
 from tensorline.protocol.infer import InferRequest, InferResponse, ParameterValue
 from tensorline.telemetry.context import new_span_id
 from tensorline.telemetry.record import RequestRecord, TraceContext
+from tensorline.telemetry.recorder import Recorder
 from tensorline.tensor import Tensor
 
 __all__ = ["GatewayLimits", "InferenceService"]
@@ -65,7 +66,7 @@ class GatewayLimits:
 
 class InferenceService:
     """Args:
-    on_finished: Called with each request's record once its outcome is known; cheap.
+    recorder: Told of each request once its outcome is known.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class InferenceService:
         plane: GatewayPlane,
         limits: GatewayLimits,
         default_timeout_s: float,
-        on_finished: Callable[[RequestRecord], None],
+        recorder: Recorder,
     ) -> None:
         self.models = models
         self.limits = limits
@@ -83,7 +84,7 @@ class InferenceService:
         self._mesh = mesh
         self._plane = plane
         self._default_timeout_s = default_timeout_s
-        self._on_finished = on_finished
+        self.recorder = recorder
 
     async def infer(
         self, request: InferRequest, context: TraceContext, timeout_s: float | None, started_ns: int, rpc: str
@@ -112,7 +113,7 @@ class InferenceService:
             raise InternalError("internal error") from error
         finally:
             record.ended = time.monotonic_ns()
-            self._on_finished(record)
+            self.recorder.record(record)
 
     async def _infer(self, request: InferRequest, record: RequestRecord, deadline: float) -> InferResponse:
         if self.is_stopping:

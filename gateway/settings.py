@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pydantic import ByteSize, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import ByteSize, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from tensorline.settings import MeshSettings
 
@@ -19,7 +19,7 @@ class GatewaySettings(MeshSettings):
     workers: PositiveInt = 1
     """Processes that share the gRPC port."""
     worker: NonNegativeInt = 0
-    """Which of them this one is; set by the parent."""
+    """Which of them this one is, from 1; set by the parent. 0: the parent, or the only one."""
     server_id: str = "tensorline"
     max_in_flight: PositiveInt = 1024
     max_message_bytes: ByteSize = ByteSize(1 << 30)
@@ -30,9 +30,8 @@ class GatewaySettings(MeshSettings):
     """Ready means that every model of the repositories is; else that the gateway is up."""
     admin_token_file: Path | None = None
     """Holds the token for what is not public on the HTTP port; needed there unless it is bound to loopback."""
-    trace_ratio: float = Field(default=1.0, ge=0, le=1)
-    """Share of requests without a caller's decision that may be exported; errors and the slowest always are."""
     trace_rate: NonNegativeFloat = 100.0
-    """Traces exported a second at most, by that share."""
+    """Traces a second that are exported although neither the caller nor a sampler asked for them; errors and the
+    slowest are besides. OTEL_TRACES_SAMPLER decides in its place when it is set."""
     trace_store: PositiveInt = 2000
     """Requests that the embedded trace store keeps; it is bounded in bytes too."""

@@ -4,13 +4,14 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import uvicorn
 from starlette.applications import Starlette
 
 from tensorline.errors import ConfigError
 
-__all__ = ["serve_http"]
+__all__ = ["bind_tcp", "bind_unix", "serve_http"]
 
 CLOSE_S = 1.0
 
@@ -21,21 +22,32 @@ class _Server(uvicorn.Server):
         yield
 
 
-@contextlib.asynccontextmanager
-async def serve_http(app: Starlette, address: str, port: int, what: str) -> AsyncIterator[int]:
-    """Serve `app` while the block lasts; yields the port.
-
+def bind_tcp(address: str, port: int, what: str) -> socket.socket:
+    """
     Raises:
         ConfigError: the port is taken, or the address is none of ours. `what` names the port in it.
     """
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((address, port))
     except OSError as error:
         listener.close()
         raise ConfigError(f"{what} port {port} on {address} cannot be used: {error.strerror}") from error
+    return listener
+
+
+def bind_unix(path: Path) -> socket.socket:
+    """A socket with mode 0600 at a path that the caller has claimed."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    path.chmod(0o600)
+    return listener
+
+
+@contextlib.asynccontextmanager
+async def serve_http(app: Starlette, listener: socket.socket) -> AsyncIterator[None]:
+    """Serve `app` on a bound socket while the block lasts; closes it."""
     config = uvicorn.Config(
         app,
         lifespan="off",
@@ -53,7 +65,7 @@ async def serve_http(app: Starlette, address: str, port: int, what: str) -> Asyn
     try:
         while not server.started and not serving.done():
             await asyncio.sleep(0.005)
-        yield listener.getsockname()[1]
+        yield
     finally:
         server.should_exit = True
         with contextlib.suppress(TimeoutError):

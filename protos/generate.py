@@ -22,7 +22,14 @@ def main() -> None:
     sources = sorted(str(path.relative_to(ROOT)) for path in ROOT.rglob("*.proto"))
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch)
-        run = [sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT}", f"--python_out={out}", f"--grpc_python_out={out}"]
+        run = [
+            sys.executable,
+            "-m",
+            "grpc_tools.protoc",
+            f"-I{ROOT}",
+            f"--python_out={out}",
+            f"--grpc_python_out={out}",
+        ]
         plugins = Path(sys.executable).parent
         run += [
             f"--plugin=protoc-gen-mypy={plugins / 'protoc-gen-mypy'}",

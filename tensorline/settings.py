@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -51,6 +52,10 @@ class MeshSettings(BaseSettings):
     @classmethod
     def _split(cls, value: object) -> object:
         return [part for part in value.split(":") if part] if isinstance(value, str) else value
+
+    @property
+    def is_logging_json(self) -> bool:
+        return not sys.stderr.isatty() if self.log_json is None else self.log_json
 
     @property
     def discovery_url(self) -> str:

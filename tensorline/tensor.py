@@ -201,7 +201,9 @@ def decode_array(datatype: str, shape: tuple[int, ...], raw: bytes | memoryview)
     if want is None:
         return decode_bytes_tensor(raw, shape)
     if len(raw) != want:
-        raise InvalidTensorError(f"byte size mismatch for {datatype} of shape {list(shape)}. Expected {want}, got {len(raw)}")
+        raise InvalidTensorError(
+            f"byte size mismatch for {datatype} of shape {list(shape)}. Expected {want}, got {len(raw)}"
+        )
     # ml_dtypes' dtypes are no buffer formats, and frombuffer refuses an empty buffer.
     if want == 0:
         return np.empty(shape, DATATYPES[datatype])
@@ -214,4 +216,4 @@ def encode_array(array: Array) -> bytes | memoryview:
     if datatype == BYTES:
         return encode_bytes_tensor(array)
     dense = np.ascontiguousarray(array, dtype=DATATYPES[datatype]).reshape(-1)
-    return memoryview(dense.view(np.uint8))
+    return dense.view(np.uint8).data

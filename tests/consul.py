@@ -2,11 +2,13 @@
 
 import asyncio
 import fcntl
+import json
 import os
 import random
 import shutil
 import socket
 import subprocess
+import tempfile
 import urllib.request
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -98,6 +100,7 @@ class ConsulAgent:
         self._program = program
         self._options = options
         self._process: asyncio.subprocess.Process | None = None
+        self._directory = tempfile.TemporaryDirectory(prefix="consul-")
         self.port, self._server_port, self._serf_port = free_ports(3)
 
     @property
@@ -123,7 +126,9 @@ class ConsulAgent:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env={"PATH": os.environ["PATH"], "HOME": str(CACHE)},
+            # Without a data directory it reads, and would clean up, `services/` and `checks/` of where it stands.
+            cwd=self._directory.name,
+            env={"PATH": os.environ["PATH"], "HOME": self._directory.name},
         )
         async with asyncio.timeout(READY_S):
             while not await asyncio.to_thread(self._has_leader):
@@ -139,6 +144,10 @@ class ConsulAgent:
             await self._process.wait()
             self._process = None
 
+    async def aclose(self) -> None:
+        await self.kill()
+        self._directory.cleanup()
+
     async def restart_empty(self) -> None:
         """Killed and started again on the same port, with no data."""
         await self.kill()
@@ -149,6 +158,13 @@ class ConsulAgent:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=2) as answer:
             body: bytes = answer.read()
             return body
+
+    def put(self, path: str, body: object) -> None:
+        """The same for a PUT of JSON."""
+        url = f"http://127.0.0.1:{self.port}{path}"
+        request = urllib.request.Request(url, data=json.dumps(body).encode(), method="PUT")
+        with urllib.request.urlopen(request, timeout=2):
+            pass
 
     def _has_leader(self) -> bool:
         try:
@@ -165,4 +181,4 @@ async def consul_agent(*options: str) -> AsyncIterator[ConsulAgent]:
         await agent.start()
         yield agent
     finally:
-        await agent.kill()
+        await agent.aclose()

@@ -18,7 +18,7 @@ from services.model.signature import check_signature, model_tensors
 from tensorline.config.model import ModelConfig
 from tensorline.errors import BackendError, ConfigError, InvalidTensorError, TensorlineError
 from tensorline.stage.backend import Batch, Device, ModelDirectory
-from tensorline.stage.builtin import Parameters, batched, input_array, is_wanted
+from tensorline.stage.builtin import Parameters, input_array, is_wanted
 from tensorline.tensor import BYTES, Array
 
 __all__ = ["OnnxInstance"]
@@ -38,9 +38,10 @@ class OnnxInstance:
         self._ort: Any = onnxruntime
         self._config = config = model.config
         self._session = _open_session(onnxruntime, model, device)
-        check_signature(config, model_tensors(self._session.get_inputs()), model_tensors(self._session.get_outputs()))
-        self._inputs = [(spec, batched(config, spec)) for spec in config.inputs]
-        self._outputs = [(spec, batched(config, spec)) for spec in config.outputs]
+        given = model_tensors(self._session.get_inputs()), model_tensors(self._session.get_outputs())
+        shapes = check_signature(config, *given)
+        self._inputs = [(spec, shapes[spec.name]) for spec in config.inputs]
+        self._outputs = [(spec, shapes[spec.name]) for spec in config.outputs]
         self._has_text = BYTES in {spec.datatype for spec in (*config.inputs, *config.outputs)}
         self._binding = self._session.io_binding()
         self._lock = threading.Lock()

@@ -51,42 +51,49 @@ def model_tensors(nodes: Sequence[Any]) -> tuple[ModelTensor, ...]:
     )
 
 
-def check_signature(config: ModelConfig, inputs: Sequence[ModelTensor], outputs: Sequence[ModelTensor]) -> None:
-    """Raises:
-    ConfigError: a name that the model does not have, an input that the configuration lacks, or another datatype or
-        shape; the text says what both sides have.
+def check_signature(
+    config: ModelConfig, inputs: Sequence[ModelTensor], outputs: Sequence[ModelTensor]
+) -> dict[str, tuple[int, ...]]:
+    """Shapes of the configured tensors by name, with the batch dimension; -1 only where both sides leave a size open.
+
+    Raises:
+        ConfigError: a name that the model does not have, an input that the configuration lacks, or another datatype or
+            shape; the text says what both sides have.
     """
+    shapes: dict[str, tuple[int, ...]] = {}
     for kind, specs, tensors in (("input", config.inputs, inputs), ("output", config.outputs, outputs)):
         by_name = {tensor.name: tensor for tensor in tensors}
         for spec in specs:
             if spec.name not in by_name:
                 raise ConfigError(f"{kind} '{spec.name}' is not in the model file, which has {_names(by_name)}")
-            _check_tensor(config, kind, spec, by_name[spec.name])
+            shapes[spec.name] = _agreed_shape(config, kind, spec, by_name[spec.name])
     configured = {spec.name for spec in config.inputs}
     for tensor in inputs:
         if tensor.name not in configured:
             raise ConfigError(f"the model file needs input '{tensor.name}', which the configuration does not have")
     if not config.outputs:
         raise ConfigError(f"the configuration has no output; the model file has {_names({t.name: t for t in outputs})}")
+    return shapes
 
 
-def _check_tensor(config: ModelConfig, kind: str, spec: TensorSpec, tensor: ModelTensor) -> None:
+def _agreed_shape(config: ModelConfig, kind: str, spec: TensorSpec, tensor: ModelTensor) -> tuple[int, ...]:
     if spec.datatype != tensor.datatype:
         raise ConfigError(f"{kind} '{spec.name}' is {spec.datatype}, but {tensor.datatype} in the model file")
-    if tensor.shape is None:
-        return
     wanted = batched(config, spec)
+    if tensor.shape is None:
+        return wanted
     if config.max_batch_size > 0 and tensor.shape[0] > 0:
         raise ConfigError(
             f"{kind} '{spec.name}' has shape {list(tensor.shape)} in the model file, whose first dimension is fixed: "
             f"max_batch_size is {config.max_batch_size}, but such a model cannot batch; set it to 0"
         )
-    # The configuration may be narrower than the file, not wider: then a request would pass here and fail in the engine.
-    if len(wanted) != len(tensor.shape) or any(t not in (-1, w) for t, w in zip(tensor.shape, wanted, strict=True)):
+    pairs = list(zip(wanted, tensor.shape, strict=False))
+    if len(wanted) != len(tensor.shape) or any(-1 not in pair and pair[0] != pair[1] for pair in pairs):
         note = " (the first is the batch dimension)" if config.max_batch_size > 0 else ""
         raise ConfigError(
             f"{kind} '{spec.name}' has shape {list(wanted)}{note}, but {list(tensor.shape)} in the model file"
         )
+    return tuple(max(pair) for pair in pairs)
 
 
 def _names(by_name: Mapping[str, ModelTensor]) -> str:

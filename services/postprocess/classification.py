@@ -27,8 +27,8 @@ __all__ = ["ClassificationInstance", "best_classes"]
 
 ROLES: Final = {"INT64": "class", BYTES: "label", "FP32": "score"}
 TOP_LIMIT: Final = 100_000
-INSTANT_BYTES: Final = 16 << 10
-"""Four rows of a thousand scores: some 100 us."""
+INSTANT_BYTES: Final = 8 << 10
+"""Two rows of a thousand scores: about 100 us, what waking a thread costs."""
 
 Scores = NDArray[np.float32]
 
@@ -48,6 +48,7 @@ class ClassificationInstance:
         labels = p.text("labels", "")
         p.refuse_unknown()
         self._labels = _labels(model, labels) if labels else None
+        self._label_array = np.array(self._labels or (), np.object_)
         classes = self._input_shape[-1]
         if self._labels is None and "label" in self._names:
             raise ConfigError(
@@ -68,22 +69,19 @@ class ClassificationInstance:
             known = f"{len(self._labels)} labels" if self._labels is not None else f"a top_k of {self._top_k}"
             raise InvalidTensorError(f"input '{self._input.name}' has {classes} classes, the model has {known}")
         rows: Scores = scores.reshape(-1, classes)
-        shape = (*scores.shape[:-1], self._top_k)
-        highest = rows.max(axis=1) if rows.size else np.zeros(0, np.float32)
+        highest = rows.max(axis=1, keepdims=True) if rows.size else rows[:, :1]
         self._check(highest)
-        best = np.array([best_classes(row, self._top_k) for row in rows], np.int64).reshape(len(rows), self._top_k)
-        values = self._applied(rows, np.take_along_axis(rows, best, axis=1), highest)
-        made: dict[str, Array] = {"class": best, "score": values}
-        results: dict[str, Array] = {}
-        for role, name in self._names.items():
-            if not is_wanted(batch, name):
-                continue
-            if role == "label":
-                results[name] = self._label_array(best).reshape(shape)
-            else:
-                results[name] = out = batch.empty(name, "INT64" if role == "class" else "FP32", shape)
-                np.copyto(out, made[role].reshape(shape), casting="same_kind")
-        return results
+        best = np.empty((len(rows), self._top_k), np.int64)
+        for index, row in enumerate(rows):
+            best[index] = best_classes(row, self._top_k)
+        made: dict[str, Array] = {"class": best}
+        if "label" in self._names:
+            made["label"] = self._label_array[best]
+        if "score" in self._names:
+            made["score"] = self._applied(rows, best, highest)
+        # A few numbers for each row: not worth a block of the arena.
+        shape = (*scores.shape[:-1], self._top_k)
+        return {name: made[role].reshape(shape) for role, name in self._names.items() if is_wanted(batch, name)}
 
     def close(self) -> None:
         pass
@@ -92,32 +90,25 @@ class ClassificationInstance:
         """The maximum carries NaN with it, so it alone needs to be looked at."""
         bad = ~np.isfinite(highest) if self._apply == "softmax" else np.isnan(highest)
         if bad.any():
-            raise InvalidTensorError(
-                f"input '{self._input.name}' has NaN or infinite scores in row {int(bad.argmax())}"
-            )
+            row = int(bad.argmax())
+            raise InvalidTensorError(f"input '{self._input.name}' has NaN or infinite scores in row {row}")
 
-    def _applied(self, rows: Scores, chosen: Scores, highest: Scores) -> Scores:
+    def _applied(self, rows: Scores, best: NDArray[np.int64], highest: Scores) -> Scores:
         """The chosen scores as softmax or sigmoid makes them, without computing those of the other classes."""
+        chosen: Scores = rows[np.arange(len(rows))[:, None], best]
         if self._apply == "softmax":
-            total = np.exp(rows - highest[:, None]).sum(axis=1, keepdims=True)
-            return np.asarray(np.exp(chosen - highest[:, None]) / total)
+            return np.asarray(np.exp(chosen - highest) / np.exp(rows - highest).sum(axis=1, keepdims=True))
         if self._apply == "sigmoid":
             # exp of a negative number alone: no overflow at either end.
             small = np.exp(-np.abs(chosen))
             return np.asarray(np.where(chosen >= 0, 1 / (1 + small), small / (1 + small)))
         return chosen
 
-    def _label_array(self, best: NDArray[np.int64]) -> NDArray[np.object_]:
-        labels = self._labels or ()
-        array = np.empty(best.size, np.object_)
-        array[:] = [labels[index] for index in best.reshape(-1).tolist()]
-        return array
-
 
 def best_classes(scores: Scores, top_k: int) -> NDArray[np.int64]:
     """Indices of the `top_k` highest of a row without NaN, the highest first, equal ones by index.
 
-    The k-th highest value is found in linear time and only what reaches it is sorted: 1000 scores take 15 us, not 45.
+    The k-th highest value is found in linear time and only what reaches it is sorted: 1000 scores take 18 us, not 50.
     """
     bound = np.partition(scores, -top_k)[-top_k]
     reach = np.flatnonzero(scores >= bound)

@@ -2,24 +2,27 @@
 
 import http.client
 import json
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 from tensorline.cli.failure import CommandError, UsageError
 
-__all__ = ["get_json", "is_ready"]
+__all__ = ["get_json", "is_ready", "read_token"]
 
 TIMEOUT_S = 5.0
 BODY_LIMIT = 64 << 20
 
 
-def get_json(url: str, path: str, timeout_s: float = TIMEOUT_S, **query: object) -> Any:
+def get_json(url: str, path: str, token: str = "", timeout_s: float = TIMEOUT_S, **query: object) -> Any:
     """What `GET url/path?query` answers. Query values that are None are left out.
 
+    Args:
+        token: The operators'; "" where none is needed.
     Raises:
         CommandError: nobody answers, or the answer is an error: with the server's own sentence.
     """
-    status, body = _get(url, _with_query(path, query), timeout_s)
+    status, body = _get(url, _with_query(path, query), token, timeout_s)
     try:
         answer = json.loads(body)
     except ValueError:
@@ -31,11 +34,25 @@ def get_json(url: str, path: str, timeout_s: float = TIMEOUT_S, **query: object)
 
 
 def is_ready(url: str, timeout_s: float = TIMEOUT_S) -> bool:
-    """Every model would be served now. False also when nobody answers."""
+    """Every model would be served now.
+
+    Raises:
+        CommandError: nobody answers.
+    """
+    return _get(url, "/v2/health/ready", "", timeout_s)[0] == 200
+
+
+def read_token(file: Path | None) -> str:
+    """
+    Raises:
+        CommandError: there is a file, but it cannot be read.
+    """
+    if file is None:
+        return ""
     try:
-        return _get(url, "/v2/health/ready", timeout_s)[0] == 200
-    except CommandError:
-        return False
+        return file.read_text().strip()
+    except (OSError, ValueError) as error:
+        raise CommandError(f"--token-file {file}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _with_query(path: str, query: dict[str, object]) -> str:
@@ -43,7 +60,7 @@ def _with_query(path: str, query: dict[str, object]) -> str:
     return f"{path}?{pairs}" if pairs else path
 
 
-def _get(url: str, path: str, timeout_s: float) -> tuple[int, bytes]:
+def _get(url: str, path: str, token: str, timeout_s: float) -> tuple[int, bytes]:
     parts = urlsplit(url if "//" in url else f"http://{url}")
     try:
         host, port = parts.hostname, parts.port
@@ -52,9 +69,10 @@ def _get(url: str, path: str, timeout_s: float) -> tuple[int, bytes]:
     if parts.scheme not in ("http", "https") or not host:
         raise UsageError(f"{url!r} is no address of a gateway: http://host:port is one")
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
     connection = kind(host, port, timeout=timeout_s)
     try:
-        connection.request("GET", parts.path.rstrip("/") + path, headers={"Accept": "application/json"})
+        connection.request("GET", parts.path.rstrip("/") + path, headers=headers)
         response = connection.getresponse()
         return response.status, response.read(BODY_LIMIT)
     except TimeoutError:

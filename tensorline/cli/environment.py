@@ -42,6 +42,8 @@ GATEWAY_FIELDS: Final = MESH_FIELDS | {
     "max_message_bytes",
     "max_bytes_in_flight",
     "default_timeout_s",
+    "strict_readiness",
+    "admin_token_file",
     "trace_ratio",
     "trace_rate",
     "trace_store",

@@ -13,6 +13,7 @@ from tensorline.cli.triton import is_true
 __all__ = [
     "FLAGS",
     "PASS_ON",
+    "AdminToken",
     "Advertise",
     "ArenaBytes",
     "Discovery",
@@ -36,6 +37,8 @@ __all__ = [
     "MetricsPort",
     "Repositories",
     "ServerId",
+    "StrictReadiness",
+    "TokenFile",
     "Workers",
     "collect",
     "in_flags",
@@ -104,6 +107,15 @@ Workers = Annotated[
 ]
 ServerId = Annotated[str | None, _flag("--id", "server_id", "Name of the server in its metadata.", "NAME")]
 
+StrictReadiness = Annotated[
+    str | None,
+    _flag("--strict-readiness", "strict_readiness", "Ready means that every model is; on by default.", "true|false"),
+]
+AdminToken = Annotated[
+    Path | None,
+    _flag("--admin-token-file", "admin_token_file", "Token for traces and instances beyond loopback.", "FILE"),
+]
+
 Listen = Annotated[
     str | None,
     _flag("--listen", "listen", "TCP address besides the Unix socket; port 0 takes a free one.", "HOST:PORT"),
@@ -126,6 +138,16 @@ LogWarning = Annotated[str, typer.Option("--log-warning", help="Log warnings.", 
 LogError = Annotated[str, typer.Option("--log-error", help="Log errors; they always are.", metavar="true|false")]
 
 GrpcUrl = Annotated[str, typer.Option("--url", help="The gateway's gRPC address.", metavar="HOST:PORT")]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--token-file",
+        help="Holds the operators' token, which a gateway beyond loopback wants.",
+        metavar="FILE",
+        envvar=f"{PREFIX}ADMIN_TOKEN_FILE",
+        show_envvar=False,
+    ),
+]
 HttpUrl = Annotated[str, typer.Option("--url", help="The gateway's HTTP address.", metavar="URL")]
 
 

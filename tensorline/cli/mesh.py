@@ -6,9 +6,10 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from pathlib import Path
+from typing import Final
 
-from tensorline.cli.api import get_json, is_ready
+from tensorline.cli.api import get_json, is_ready, read_token
 from tensorline.cli.environment import GATEWAY_FIELDS, STAGE_FIELDS, environment_of
 from tensorline.cli.failure import CommandError
 from tensorline.cli.flags import in_flags
@@ -22,6 +23,8 @@ SERVICES: Final = {name: f"services.{name}" for name in ("preprocess", "model", 
 """Module of each service that comes with Tensorline."""
 
 POLL_S = 0.1
+PATIENCE_S = 10.0
+"""After which it is also told why a model is not ready."""
 REGISTER_S = 5.0
 """How long a ready gateway may not have heard of a service before it is told as missing."""
 
@@ -35,6 +38,7 @@ class Plan:
     metrics: Listener
     programs: tuple[Program, ...]
     drain_s: float
+    token_file: Path | None = None
 
     @property
     def listeners(self) -> tuple[Listener, ...]:
@@ -70,7 +74,13 @@ def plan_mesh(values: Mapping[str, str], services: Mapping[str, str], environ: M
     gateway = Program("gateway", "gateway", environment_of(GATEWAY_FIELDS, told, environ), tier=0)
     stage = environment_of(STAGE_FIELDS, told, environ)
     stages = [Program(name, module, stage, 1, module not in SERVICES.values()) for name, module in services.items()]
-    return Plan(**listeners, programs=(gateway, *stages), drain_s=float(values["drain_s"]))
+    token = values.get("admin_token_file")
+    return Plan(
+        **listeners,
+        programs=(gateway, *stages),
+        drain_s=float(values["drain_s"]),
+        token_file=Path(token) if token else None,
+    )
 
 
 class Mesh:
@@ -107,16 +117,17 @@ class Mesh:
 
     async def _look_until_ready(self, report: Callable[[str], None]) -> list[str]:
         told, patience_ends = "", 0.0
+        token = read_token(self.plan.token_file)
         while True:
-            seen = await asyncio.to_thread(_look, self.plan.http_url)
-            missing = [name for name in self.plan.services if name not in seen.services]
+            seen = await asyncio.to_thread(_look, self.plan.http_url, token)
+            known = frozenset(self.plan.services) if seen.is_live and seen.services is None else seen.services or ()
+            missing = [name for name in self.plan.services if name not in known]
             if seen.is_ready:
                 patience_ends = patience_ends or time.monotonic() + REGISTER_S
                 if not missing or time.monotonic() > patience_ends:
                     self.models = seen.models
                     return missing
-            waiting = [*([] if seen.is_live else ["gateway"]), *missing] or list(seen.unready) or ["models"]
-            text = f"waiting for {', '.join(waiting)}"
+            text = _waiting(seen, missing, with_reasons=time.monotonic() - self.started > PATIENCE_S)
             if text != told:
                 report(text)
                 told = text
@@ -129,33 +140,35 @@ class _Seen:
 
     is_live: bool = False
     is_ready: bool = False
-    services: frozenset[str] = frozenset()
+    services: frozenset[str] | None = None
+    """Those that it has heard of; None: it does not tell us."""
     models: tuple[str, ...] = ()
-    unready: tuple[str, ...] = ()
+    unready: tuple[tuple[str, str], ...] = ()
+    """Name of each model that is not, and why."""
 
 
-def _look(url: str) -> _Seen:
+def _look(url: str, token: str) -> _Seen:
     try:
         ready = is_ready(url)  # first: what is asked after it is at least as new
-        services = frozenset(str(entry.get("service", "")) for entry in _entries(url, "instances"))
-        models = _entries(url, "models")
     except CommandError:
         return _Seen()
-    up = [str(entry["name"]) for entry in models if entry.get("name") and entry.get("state", "READY") == "READY"]
-    down = [_told(entry) for entry in models if entry.get("name") and entry.get("state", "READY") != "READY"]
-    return _Seen(True, ready, services, tuple(sorted(set(up))), tuple(down))
+    try:
+        services = frozenset(str(entry.get("service", "")) for entry in get_json(url, "/api/instances", token))
+        models = get_json(url, "/api/models", token)
+    except CommandError:  # beyond loopback it wants a token
+        return _Seen(True, ready)
+    up = {str(entry["name"]) for entry in models if entry["state"] == "READY"}
+    down = {(str(entry["name"]), str(entry["reason"])) for entry in models if entry["state"] != "READY"}
+    return _Seen(True, ready, services, tuple(sorted(up)), tuple(sorted(down)))
 
 
-def _entries(url: str, what: str) -> list[dict[str, Any]]:
-    """The objects that /api/<what> lists, as they are or under that name."""
-    answer = get_json(url, f"/api/{what}")
-    found = answer.get(what, []) if isinstance(answer, dict) else answer
-    return [entry for entry in found if isinstance(entry, dict)]
-
-
-def _told(model: Mapping[str, Any]) -> str:
-    reason = model.get("reason")
-    return f"{model['name']} ({reason})" if reason else str(model["name"])
+def _waiting(seen: _Seen, missing: list[str], *, with_reasons: bool) -> str:
+    """What is not there yet; in one line."""
+    processes = [*([] if seen.is_live else ["gateway"]), *missing]
+    if processes:
+        return f"waiting for {', '.join(processes)}"
+    models = [f"{name} ({reason})" if with_reasons and reason else name for name, reason in seen.unready]
+    return f"waiting for models: {', '.join(models)}" if models else "waiting for the gateway to be ready"
 
 
 @contextlib.asynccontextmanager

@@ -32,7 +32,6 @@ NO_MEANING: Final = TritonFlag()
 
 TRITON_FLAGS: Final[Mapping[str, TritonFlag]] = {
     # Start, repository
-    "--strict-readiness": TRUE,
     "--strict-model-config": FALSE,
     "--disable-auto-complete-config": TritonFlag(takes_value=False),
     "--model-control-mode": TritonFlag(as_here="none"),

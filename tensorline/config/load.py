@@ -32,17 +32,22 @@ def load_config(model_path: Path, completer: Completer | None = None) -> ModelCo
     """
     model = model_path.name
     source = f"{model}/{CONFIG_FILE}"
+    message = parse_config(_read(model_path / CONFIG_FILE, source), source)
+    return _completed(message, model, model_path, completer)
+
+
+def _read(path: Path, source: str) -> str:
     try:
-        with open(model_path / CONFIG_FILE, encoding="utf-8") as file:
-            text = file.read(TEXT_LIMIT + 1)
+        if path.exists() and not path.is_file():  # a pipe would hold the reader for ever
+            raise ConfigError(f"{source} is no regular file")
+        with open(path, encoding="utf-8") as file:
+            return file.read(TEXT_LIMIT + 1)
     except FileNotFoundError:
-        text = ""
+        return ""
     except UnicodeDecodeError as err:
         raise ConfigError(f"{source} is not UTF-8 text: byte {err.start} is {err.object[err.start]:#04x}") from err
     except OSError as err:
         raise ConfigError(f"{source} cannot be read: {os.strerror(err.errno or 0)}") from err
-    message = parse_config(text, source)
-    return _completed(message, model, model_path, completer)
 
 
 def config_from_text(text: str, model: str) -> ModelConfig:

@@ -75,11 +75,11 @@ class Background:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
 
-async def forever(name: str, step: Callable[[], Awaitable[None]]) -> None:
+async def forever(name: str, step: Callable[[], Awaitable[None]], *, pause_s: float = BUG_PAUSE_S) -> None:
     """Repeat `step`, which paces itself. A bug in it is logged whole and does not end discovery."""
     while True:
         try:
             await step()
         except Exception:
             log.exception("unexpected error in discovery (%s)", name)
-            await asyncio.sleep(BUG_PAUSE_S)
+            await asyncio.sleep(pause_s)

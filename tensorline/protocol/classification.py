@@ -1,5 +1,6 @@
 """The classification extension: an output's top classes as text in place of its numbers."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
@@ -47,8 +48,8 @@ def classify(scores: Array, count: int, labels: Sequence[str] = (), *, is_batche
         raise InvalidTensorError(
             f"classification output tensor too large: {scores.size} elements, at most {ELEMENT_LIMIT} are classified"
         )
-    items = scores.shape[0] if is_batched and scores.ndim else 1
-    rows = scores.reshape(items, -1) if scores.size else scores.reshape(items, 0)
+    items, item = (scores.shape[0], scores.shape[1:]) if is_batched and scores.ndim else (1, scores.shape)
+    rows = scores.reshape(items, math.prod(item))
     n = min(count, rows.shape[1])
     found = np.empty((items, n), np.object_)
     for at, row in enumerate(rows):

@@ -19,7 +19,7 @@ class BothPools:
     """
 
     def __init__(self) -> None:
-        self._pools: tuple[Any, ...] = (POOL, descriptor_pool.Default())  # type: ignore[no-untyped-call]
+        self._pools: tuple[Any, ...] = (POOL, descriptor_pool.Default())
 
     def _first(self, find: Callable[[Any], T]) -> T:
         for pool in self._pools[:-1]:

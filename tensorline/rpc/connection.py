@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import cast
 
 import grpc
 from grpc import aio
@@ -19,6 +20,7 @@ from tensorline.protocol.stubs.tensorline.v1.stage_pb2_grpc import StageStub
 from tensorline.rpc.channels import PROTOCOL, open_stage_channel
 from tensorline.rpc.clock import ClockOffset
 from tensorline.rpc.frames import ChunkStore, StageResult, Submission, decode_result, encode_parameters
+from tensorline.rpc.lane import Lane, open_lane
 from tensorline.rpc.outbox import Outbox, TensorList
 from tensorline.telemetry.record import Process
 from tensorline.tensor import Handle
@@ -83,6 +85,7 @@ class StageConnection:
         """Requests that wait at the stage, as its last beat said."""
         self.arena_bytes = 0
         self.clock = ClockOffset()
+        self._lane_token = hello.lane_token
         self._call = call
         self._on_models = on_models
         self._models: list[HostedModel] = []
@@ -157,21 +160,38 @@ class StageConnection:
             block.block = handle.block
             block.generation = handle.generation
 
-    async def run(self) -> None:
-        """Move frames until the stream ends, which this coroutine's end makes known to every pending request."""
+    async def run(self, lane: Lane | None = None) -> None:
+        """Move frames until the stream ends, which this coroutine's end makes known to every pending request.
+
+        Args:
+            lane: Where the peers agreed on one: the frames' way in place of the stream, which tells only of its end.
+        """
         try:
             async with asyncio.TaskGroup() as tasks:
-                pump = tasks.create_task(self._outbox.pump(self._call.write))
+                if lane is None:
+                    move = tasks.create_task(self._outbox.pump(self._call.write))
+                else:
+                    move = tasks.create_task(self._move_by_lane(lane))
                 beat = tasks.create_task(self._beat())
-                try:
-                    await self._read()
-                finally:
-                    pump.cancel()
-                    beat.cancel()
+                read = tasks.create_task(self._read())
+                await asyncio.wait([read, move, beat], return_when=asyncio.FIRST_COMPLETED)
+                for task in (read, move, beat):
+                    task.cancel()
         except* (aio.AioRpcError, asyncio.InvalidStateError, TensorlineError, TimeoutError, aio.UsageError) as errors:
             log.warning("stage stream ended", extra={"instance": self.instance_id, "cause": _first_cause(errors)})
         finally:
+            if lane is not None:
+                lane.close()
             self._fail_pending()
+
+    async def _move_by_lane(self, lane: Lane) -> None:
+        lost = asyncio.Event()
+        lane.on_message = self._take_message
+        lane.on_lost = lost.set
+        lane.on_room = lambda: self._outbox.flush_to(lane)
+        lane.write_token(self._lane_token)
+        self._outbox.flush_to(lane)
+        await lost.wait()
 
     def _fail_pending(self) -> None:
         self.is_open = False
@@ -185,9 +205,12 @@ class StageConnection:
             message = await self._call.read()
             if message is aio.EOF:
                 return
-            self._heard = time.monotonic()
-            for frame in message.frames:
-                self._take(frame)
+            self._take_message(cast(pb.Frames, message))
+
+    def _take_message(self, message: pb.Frames) -> None:
+        self._heard = time.monotonic()
+        for frame in message.frames:
+            self._take(frame)
 
     def _take(self, frame: pb.Frame) -> None:
         kind = frame.WhichOneof("kind")
@@ -274,9 +297,10 @@ async def connect_stage(
             raise UnavailableError(f"the stage speaks protocol {hello.protocol}, this release speaks {PROTOCOL}")
         if expected_id and hello.instance_id != expected_id:
             raise UnavailableError("another instance answers at the registered address")
+        lane = await _lane_of(hello)
         connection = StageConnection(hello, local, call, on_models)
         on_open(connection)
-        await connection.run()
+        await connection.run(lane)
     except aio.AioRpcError as error:
         raise UnavailableError(f"stage stream: {error.code().name}") from error
     except TimeoutError as error:
@@ -303,11 +327,21 @@ async def _exchange_hello(call: "aio.StreamStreamCall[pb.Frames, pb.Frames]", lo
     async with asyncio.timeout(HELLO_S):
         await call.write(first)
         answer = await call.read()
-    if answer is aio.EOF or not answer.frames or answer.frames[0].WhichOneof("kind") != "hello":
-        raise UnavailableError("the stage did not begin with hello")
-    if len(answer.frames) > 1:
-        raise UnavailableError("the stage sent more than hello in its first message")
-    return answer.frames[0].hello
+    frames = [] if answer is aio.EOF else list(cast(pb.Frames, answer).frames)
+    if len(frames) != 1 or frames[0].WhichOneof("kind") != "hello":
+        raise UnavailableError("the stage did not begin with a message of hello alone")
+    return frames[0].hello
+
+
+async def _lane_of(hello: pb.Hello) -> Lane | None:
+    """The lane that the stage offers, if it can be had; without one the stream carries the frames."""
+    if not hello.lane:
+        return None
+    try:
+        return await open_lane(hello.lane, HELLO_S)
+    except (OSError, TimeoutError) as error:
+        log.warning("no local lane to a stage", extra={"instance": hello.instance_id, "cause": str(error)})
+        return None
 
 
 def _first_cause(group: BaseExceptionGroup[BaseException]) -> str:

@@ -24,6 +24,7 @@ __all__ = [
 ]
 
 ParameterValue = bool | int | str | float
+STAGE_TIMES = 7
 INT64_MAX = (1 << 63) - 1
 
 
@@ -126,31 +127,30 @@ def decode_handle_tensor(wire: pb.Tensor) -> Tensor:
     return Tensor(wire.name, wire.datatype, tuple(wire.shape), None, handle)
 
 
-def encode_timing(into: pb.Timing, timing: StageTiming) -> None:
-    into.received = timing.received
-    into.queued = timing.queued
-    into.batched = timing.batched
-    into.input_ready = timing.input_ready
-    into.computed = timing.computed
-    into.output_ready = timing.output_ready
-    into.sent = timing.sent
+def encode_timing(into: pb.Timing, timing: StageTiming, sent: int) -> None:
+    into.ns.extend(
+        (
+            timing.received,
+            timing.queued,
+            timing.batched,
+            timing.input_ready,
+            timing.computed,
+            timing.output_ready,
+            sent,
+        )
+    )
     into.batch_id = timing.batch_id
     into.batch_size = timing.batch_size
     into.instance = timing.instance
 
 
-def decode_timing(wire: pb.Timing) -> StageTiming:
+def decode_timing(wire: pb.Timing) -> StageTiming | None:
+    """None for a timing that is not ours: a neighbouring release may send more or fewer times."""
+    if len(wire.ns) != STAGE_TIMES:
+        return None
+    received, queued, batched, ready, computed, written, sent = wire.ns
     return StageTiming(
-        wire.received,
-        wire.queued,
-        wire.batched,
-        wire.input_ready,
-        wire.computed,
-        wire.output_ready,
-        wire.sent,
-        wire.batch_id,
-        wire.batch_size,
-        wire.instance,
+        received, queued, batched, ready, computed, written, sent, wire.batch_id, wire.batch_size, wire.instance
     )
 
 
@@ -188,7 +188,8 @@ class ChunkStore:
         if part is None:
             if self._held + chunk.total > self._limit:
                 raise InvalidTensorError(
-                    f"inline tensors of {self._held + chunk.total} bytes on one stream, at most {self._limit} are allowed"
+                    f"inline tensors of {self._held + chunk.total} bytes on one stream, "
+                    f"at most {self._limit} are allowed"
                 )
             part = self._parts[chunk.id] = bytearray()
             self._totals[chunk.id] = chunk.total

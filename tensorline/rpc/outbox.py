@@ -1,6 +1,7 @@
 """The sending side of a stage stream: frames gather here and leave in as few messages as the loop's turns allow."""
 
 import asyncio
+import functools
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -9,6 +10,7 @@ from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 from tensorline.protocol.stubs.tensorline.v1 import stage_pb2 as pb
 from tensorline.rpc.channels import CHUNK_BYTES
 from tensorline.rpc.frames import encode_tensor
+from tensorline.rpc.lane import Lane
 from tensorline.tensor import Tensor
 
 __all__ = ["Outbox", "TensorList"]
@@ -33,7 +35,7 @@ class Outbox:
         self._open = pb.Frames()
         self._open_bytes = 0
         self._closed: deque[pb.Frames] = deque()
-        self._wake: asyncio.Future[None] | None = None
+        self._wake: Callable[[], object] | None = None
         self._chunk_id = 0
         self._ended = False
 
@@ -46,8 +48,7 @@ class Outbox:
         wake = self._wake
         if wake is not None:
             self._wake = None
-            if not wake.done():
-                wake.set_result(None)
+            wake()
         return self._open.frames.add()
 
     def put_tensors(self, tensors: Sequence[Tensor], make_room: Callable[[], TensorList]) -> None:
@@ -88,20 +89,48 @@ class Outbox:
     def end(self) -> None:
         """Let `pump` return once everything is written."""
         self._ended = True
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
+        if self._wake is not None:
+            self._wake()
 
     async def pump(self, write: Callable[[pb.Frames], Awaitable[object]]) -> None:
         """Write messages as they fill until `end`; what `write` raises ends it."""
         loop = asyncio.get_running_loop()
         while True:
-            if self._closed:
-                await write(self._closed.popleft())
-            elif self._open.frames:
-                message, self._open, self._open_bytes = self._open, pb.Frames(), 0
+            message = self._next()
+            if message is not None:
                 await write(message)
             elif self._ended:
                 return
             else:
-                self._wake = loop.create_future()
-                await self._wake
+                idle = loop.create_future()
+                self._wake = functools.partial(_settle, idle)
+                await idle
+
+    def flush_to(self, lane: Lane) -> None:
+        """Write what is there to `lane`, and from now on what each turn of the loop adds, at its end.
+
+        While the lane is full everything stays here; `lane` calls this again when it has room.
+        """
+        while not lane.is_full:
+            message = self._next()
+            if message is None:
+                if self._ended:
+                    lane.close()
+                else:
+                    self._wake = functools.partial(asyncio.get_running_loop().call_soon, self.flush_to, lane)
+                return
+            lane.write(message)
+        self._wake = None
+
+    def _next(self) -> pb.Frames | None:
+        if self._closed:
+            return self._closed.popleft()
+        if not self._open.frames:
+            return None
+        message, self._open, self._open_bytes = self._open, pb.Frames(), 0
+        return message
+
+
+def _settle(idle: asyncio.Future[None]) -> None:
+    if not idle.done():
+        idle.set_result(None)

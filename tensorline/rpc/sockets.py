@@ -33,7 +33,9 @@ def claim_socket(directory: Path, name: str) -> Iterator[Path]:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = directory / f"{name}.sock"
     if len(os.fsencode(path)) > PATH_LIMIT:
-        raise ConfigError(f"the socket path has {len(os.fsencode(path))} bytes, at most {PATH_LIMIT} can be bound: {path}")
+        raise ConfigError(
+            f"the socket path has {len(os.fsencode(path))} bytes, at most {PATH_LIMIT} can be bound: {path}"
+        )
     lock = path.with_suffix(".lock")
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -52,7 +54,7 @@ def claim_socket(directory: Path, name: str) -> Iterator[Path]:
 
 
 def sweep_sockets(directory: Path) -> list[str]:
-    """Remove sockets whose owner holds no lock any more; their names. A live one, or a file not ours, is not touched."""
+    """Remove sockets whose owner holds no lock any more; their names. A live one, or a file not ours, stays."""
     removed = []
     try:
         names = [name for name in os.listdir(directory) if _NAME.fullmatch(name)]

@@ -3,6 +3,7 @@
 Runs on the instance's thread, or on the event loop for instances that declare themselves instant.
 """
 
+import contextlib
 import logging
 import math
 import time
@@ -17,7 +18,9 @@ from tensorline.rpc.frames import StageResult
 from tensorline.shm import Arena, ArenaReader, Block
 from tensorline.stage.backend import Instance, ParameterValue
 from tensorline.stage.request import StageRequest
+from tensorline.telemetry.logs import logged_request
 from tensorline.telemetry.record import StageTiming
+from tensorline.telemetry.sdk import stage_span_scope
 from tensorline.tensor import (
     BYTES,
     DATATYPES,
@@ -47,6 +50,8 @@ class Plane:
     inline_bytes: int
     """Tensors up to this size travel in the frame."""
     expose_model_errors: bool = False
+    attaches_context: bool = False
+    """Let the spans that a backend's own code opens be children of the request's: an OpenTelemetry SDK is installed."""
 
 
 @dataclass(slots=True)
@@ -61,7 +66,9 @@ class Executed:
 class RunningBatch:
     """The requests that run together, as the backend sees them (`tensorline.stage.backend.Batch`)."""
 
-    def __init__(self, requests: Sequence[StageRequest], inputs: dict[str, Array], plane: Plane, *, may_wait: bool) -> None:
+    def __init__(
+        self, requests: Sequence[StageRequest], inputs: dict[str, Array], plane: Plane, *, may_wait: bool
+    ) -> None:
         self.requests = requests
         self.inputs: Mapping[str, Array] = inputs
         self.rows = sum(request.rows for request in requests)
@@ -106,7 +113,9 @@ class RunningBatch:
 class Execution:
     """One batch on its way through one instance."""
 
-    def __init__(self, requests: list[StageRequest], batch_id: int, instance_name: str, version: str, plane: Plane) -> None:
+    def __init__(
+        self, requests: list[StageRequest], batch_id: int, instance_name: str, version: str, plane: Plane
+    ) -> None:
         self.requests = requests
         self.done: list[Executed] = []
         self._batch_id = batch_id
@@ -127,7 +136,8 @@ class Execution:
             self._fail(live, error)
             return
         try:
-            outputs = instance.execute(batch)
+            with self._context(live[0]):
+                outputs = instance.execute(batch)
             self._computed = time.monotonic_ns()
             self._write_outputs(batch, outputs, self._overtaken(live))
         except BaseException as error:  # a model may raise SystemExit or CancelledError: still only its own failure
@@ -136,6 +146,12 @@ class Execution:
             # What `empty` gave out holds one reference of the batch's own; the requests have theirs.
             for _, block in batch.made.values():
                 self._plane.arena.release(block.handle.block, block.handle.generation)
+
+    def _context(self, request: StageRequest) -> contextlib.AbstractContextManager[object]:
+        """Log lines and spans of the model's own code belong to the (first) request."""
+        if not self._plane.attaches_context:
+            return contextlib.nullcontext()
+        return stage_span_scope(request.trace_id, request.span_id, request.trace_flags, request.request_id)
 
     def _read_inputs(self) -> tuple[list[StageRequest], list[dict[str, Array]]]:
         live: list[StageRequest] = []
@@ -177,7 +193,8 @@ class Execution:
             for name, array in outputs.items():
                 if len(requests) > 1 and (not array.ndim or array.shape[0] != batch.rows):
                     raise BackendError(
-                        f"output '{name}' has shape {list(array.shape)}, a batch of {batch.rows} rows must keep its rows"
+                        f"output '{name}' has shape {list(array.shape)}, "
+                        f"a batch of {batch.rows} rows must keep its rows"
                     )
                 row = 0
                 for request, entry in written:
@@ -245,12 +262,15 @@ class Execution:
             )
             self.done.append(Executed(request, result))
         if requests and not isinstance(error, TensorlineError):
-            log.error("model failed", exc_info=error, extra={"model": requests[0].model, "request_id": requests[0].request_id})
+            first = requests[0]
+            with logged_request(first.trace_id, first.span_id, first.request_id):
+                log.error("model failed", exc_info=error, extra={"model": first.model})
 
     def _text(self, error: BaseException, request: StageRequest) -> str:
         if isinstance(error, TensorlineError):
             return str(error)
-        text = f"[request id: {request.request_id or '<id_unknown>'}] model '{request.model}' failed: {type(error).__name__}"
+        asked = f"[request id: {request.request_id[:256] or '<id_unknown>'}]"
+        text = f"{asked} model '{request.model}' failed: {type(error).__name__}"
         return f"{text}: {error}" if self._plane.expose_model_errors else text
 
     def _timing(self, request: StageRequest, ready: int, computed: int, written: int, rows: int) -> StageTiming:
@@ -274,7 +294,9 @@ def _status(error: BaseException) -> StatusCode:
     return StatusCode.RESOURCE_EXHAUSTED if isinstance(error, MemoryError) else StatusCode.INTERNAL
 
 
-def _stack(requests: Sequence[StageRequest], arrays: Sequence[dict[str, Array]], reader: ArenaReader) -> dict[str, Array]:
+def _stack(
+    requests: Sequence[StageRequest], arrays: Sequence[dict[str, Array]], reader: ArenaReader
+) -> dict[str, Array]:
     """The batch's arrays: of one request its own; of several, neighbours in a block as one view, else one copy."""
     if len(requests) == 1:
         return arrays[0]

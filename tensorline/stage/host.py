@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from tensorline.config import ModelConfig, RepositoryEntry, scan
+from tensorline.config import ModelConfig, scan
 from tensorline.errors import ConfigError, NotFoundError, TensorlineError, UnavailableError
 from tensorline.rpc.connection import HostedModel
 from tensorline.stage.backend import Backends, Device, Instance, ModelDirectory
@@ -73,32 +73,28 @@ class ModelHost:
     async def load_all(self, repositories: list[Path], threads: int) -> None:
         """Load what the repositories have for our backends. A version that fails is UNAVAILABLE with its reason."""
         entries = await asyncio.to_thread(scan, repositories)
-        mine: list[tuple[RepositoryEntry, int]] = []
+        mine: list[tuple[ModelConfig, Path, int]] = []
         for entry in entries:
             config = entry.config
             if config is None:
                 self._broken[entry.name] = str(entry.error)
                 log.error("model configuration refused", extra={"model": entry.name, "cause": str(entry.error)})
             elif config.backend in self._backends:
-                mine.extend((entry, version) for version in entry.versions)
-                if not entry.versions:
-                    self._broken[entry.name] = f"at least one version must be available for model '{entry.name}'"
-        for entry, version in mine:
-            assert entry.config is not None
-            self._slots[entry.name, version] = _Slot(entry.config, LOADING)
+                mine.extend((config, entry.path, version) for version in entry.versions)
+        for config, _, version in mine:
+            self._slots[config.name, version] = _Slot(config, LOADING)
         self._on_change()
         with ThreadPoolExecutor(threads, thread_name_prefix="load") as pool:
-            await asyncio.gather(*(self._load(entry, version, pool) for entry, version in mine))
+            await asyncio.gather(*(self._load(*one, pool) for one in mine))
 
-    async def _load(self, entry: RepositoryEntry, version: int, pool: ThreadPoolExecutor) -> None:
-        config = entry.config
-        assert config is not None
-        slot = self._slots[entry.name, version]
-        directory = ModelDirectory(config, version, entry.path, entry.path / str(version))
+    async def _load(self, config: ModelConfig, path: Path, version: int, pool: ThreadPoolExecutor) -> None:
+        slot = self._slots[config.name, version]
+        directory = ModelDirectory(config, version, path, path / str(version))
         factory = self._backends[config.backend]
         loop = asyncio.get_running_loop()
         instances: list[tuple[str, Instance]] = []
         try:
+            _check_supported(config)
             for name, device in _placements(config):
                 instances.append((name, await loop.run_in_executor(pool, factory, directory, device)))
         except Exception as error:
@@ -108,13 +104,13 @@ class ModelHost:
             log.error(
                 "failed to load model",
                 exc_info=None if isinstance(error, TensorlineError) else error,
-                extra={"model": entry.name, "version": version, "cause": slot.reason},
+                extra={"model": config.name, "version": version, "cause": slot.reason},
             )
         else:
             slot.served = ModelVersion(config, version, instances, self._plane, self._max_queue, self._on_executed)
             slot.state = READY
-            self._newest[entry.name] = max(version, self._newest.get(entry.name, 0))
-            log.info("successfully loaded model", extra={"model": entry.name, "version": version})
+            self._newest[config.name] = max(version, self._newest.get(config.name, 0))
+            log.info("successfully loaded model", extra={"model": config.name, "version": version})
         self._on_change()
 
     def find(self, model: str, version: str) -> ModelVersion:
@@ -153,6 +149,26 @@ class ModelHost:
         self._newest.clear()
 
 
+def _check_supported(config: ModelConfig) -> None:
+    """
+    Raises:
+        ConfigError: the model counts on a scheduler of a later release; running it otherwise would be wrong in silence.
+    """
+    missing = {
+        "sequence_batching": config.sequence_batching is not None,
+        "model_transaction_policy { decoupled: true }": config.decoupled,
+        "response_cache": config.response_cache,
+        "dynamic_batching.preserve_ordering": config.dynamic_batching is not None
+        and config.dynamic_batching.preserve_ordering,
+        "dynamic_batching.priority_levels": config.dynamic_batching is not None
+        and config.dynamic_batching.priority_levels > 0,
+        "allow_ragged_batch": any(spec.allow_ragged_batch for spec in config.inputs),
+    }
+    for name, is_used in missing.items():
+        if is_used:
+            raise ConfigError(f"model '{config.name}' uses {name}, which this release does not offer yet")
+
+
 def _placements(config: ModelConfig) -> list[tuple[str, Device]]:
     """Name and device of each instance.
 
@@ -164,7 +180,9 @@ def _placements(config: ModelConfig) -> list[tuple[str, Device]]:
         label = group.name or f"{config.name}_{index}"
         if group.kind == "KIND_GPU":
             # Devices come with the engines that use them (pytorch, tensorrt); no backend of this release does.
-            raise ConfigError(f"instance group '{label}' of model '{config.name}' has kind KIND_GPU but no GPUs are available")
+            raise ConfigError(
+                f"instance group '{label}' of model '{config.name}' has kind KIND_GPU but no GPUs are available"
+            )
         placements += [(f"{label}_{number}", Device("cpu")) for number in range(group.count)]
     return placements or [(f"{config.name}_0", Device("cpu"))]
 

@@ -1,6 +1,7 @@
 """A stage service's life: `run_stage` is all that a service's `__main__` calls."""
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -26,7 +27,11 @@ from tensorline.stage.builtin import BUILTIN
 from tensorline.stage.execution import Plane
 from tensorline.stage.host import ModelHost
 from tensorline.stage.server import StageEnd, StageIdentity, open_server, set_health
+from tensorline.telemetry.lag import open_lag_monitor
 from tensorline.telemetry.logs import configure_logging
+from tensorline.telemetry.record import Process
+from tensorline.telemetry.sdk import install_sdk
+from tensorline.telemetry.settings import telemetry_settings
 
 __all__ = ["background", "directory_sweeps", "run_loop", "run_stage", "serve_stage", "stop_requested", "upkeep"]
 
@@ -45,7 +50,7 @@ def run_stage(service: str, backends: Backends) -> None:
     instance_id = f"{service}-{uuid.uuid4().hex[:12]}"
     try:
         settings = read_settings(StageSettings, os.environ)
-        configure_logging(service, instance_id, level=settings.log_level, json=settings.log_json)
+        configure_logging(service, instance_id, level=settings.log_level, json=settings.is_logging_json)
         run_loop(serve_stage(service, instance_id, {**BUILTIN, **backends}, settings))
     except ConfigError as error:
         print(f"{service}: {error}", file=sys.stderr)
@@ -72,14 +77,27 @@ async def serve_stage(service: str, instance_id: str, backends: Backends, settin
         reader = ArenaReader(directory)
         reader.attach(arena)
         path = stack.enter_context(claim_socket(settings.mesh_directory / "sockets", instance_id))
-        identity = StageIdentity(instance_id, service, directory.nonce, settings.max_in_flight, INLINE_LIMIT)
+        lane = stack.enter_context(claim_socket(settings.mesh_directory / "sockets", f"{instance_id}-lane"))
+        identity = StageIdentity(instance_id, service, directory.nonce, settings.max_in_flight, INLINE_LIMIT, str(lane))
         end = StageEnd(identity, arena, leases)
-        plane = Plane(arena, reader, settings.inline_bytes, settings.expose_model_errors)
+        process = Process(service, instance_id, socket.gethostname(), os.getpid(), __version__)
+        sdk = install_sdk(process, telemetry_settings(os.environ))
+        stack.push_async_callback(asyncio.to_thread, sdk.shutdown)
+        await stack.enter_async_context(open_lag_monitor())
+        plane = Plane(
+            arena,
+            reader,
+            settings.inline_bytes,
+            settings.expose_model_errors,
+            attaches_context=sdk.provider is not None,
+        )
         host = ModelHost(backends, plane, settings.max_queue, on_executed=end.lease, on_change=end.announce_models)
         end.serve_models(host)
         registry = await stack.enter_async_context(open_registry(settings.discovery_url))
-        checks, port = await stack.enter_async_context(open_server(end, str(path), settings.listen))
-        tasks = await stack.enter_async_context(background(directory_sweeps(settings.mesh_directory, directory), upkeep(leases)))
+        checks, port = await stack.enter_async_context(open_server(end, str(path), str(lane), settings.listen))
+        tasks = await stack.enter_async_context(
+            background(directory_sweeps(settings.mesh_directory, directory), upkeep(leases))
+        )
         about = ServiceInstance(
             id=instance_id,
             service=service,
@@ -98,6 +116,9 @@ async def serve_stage(service: str, instance_id: str, backends: Backends, settin
         if loading.done() and not waiting.done():
             loading.result()
             await set_health(checks, host)
+            # What was loaded stays: a full collection over a framework's objects holds the loop for tenths of a second.
+            gc.collect()
+            gc.freeze()
             log.info("stage is ready", extra={"models": [f"{m.name}/{m.version} {m.state}" for m in host.models]})
             await asyncio.wait([waiting, *tasks], return_when=asyncio.FIRST_COMPLETED)
         for task in (loading, waiting):
@@ -175,4 +196,3 @@ async def background(*work: Coroutine[object, object, None]) -> AsyncIterator[li
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-

@@ -58,7 +58,7 @@ class BatchQueue:
         size, rows, is_closed = self._reach(now)
         if not is_closed and rows < self._max_rows and now < waiting[0][0] + self._delay_s:
             return [], dropped
-        batch = []
+        batch: list[StageRequest] = []
         for _ in range(size):
             request = waiting.popleft()[1]
             (dropped if _is_over(request, now) else batch).append(request)

@@ -1,11 +1,14 @@
 """The gRPC side of a stage: the one servicer that serves all stages, and the streams that are open on it."""
 
+import asyncio
 import contextlib
 import os
+import secrets
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
+from typing import cast
 
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -16,6 +19,7 @@ from tensorline.errors import ConfigError, UnavailableError, answering
 from tensorline.protocol.stubs.tensorline.v1 import stage_pb2 as pb
 from tensorline.protocol.stubs.tensorline.v1.stage_pb2_grpc import StageServicer, add_StageServicer_to_server
 from tensorline.rpc.channels import PROTOCOL, stage_server_options
+from tensorline.rpc.lane import TOKEN_BYTES, Lane
 from tensorline.shm import Arena, Leases
 from tensorline.stage.execution import Executed
 from tensorline.stage.host import ModelHost
@@ -43,6 +47,8 @@ class StageIdentity:
     max_in_flight: int
     inline_limit: int
     """Bytes of unfinished inline tensors that one gateway may have here."""
+    lane: str = ""
+    """Path of the lane socket, for gateways on this host; "" offers none."""
 
 
 class StageEnd(StageServicer):
@@ -54,6 +60,7 @@ class StageEnd(StageServicer):
         self._leases = leases
         self._host: ModelHost | None = None
         self._sessions: set[Session] = set()
+        self._offers: dict[bytes, Session] = {}
         self._is_draining = False
 
     def serve_models(self, host: ModelHost) -> None:
@@ -72,14 +79,19 @@ class StageEnd(StageServicer):
         self, request_iterator: AsyncIterator[pb.Frames], context: "aio.ServicerContext[pb.Frames, pb.Frames]"
     ) -> None:
         async with answering(context):
-            first = await context.read()
-            if first is aio.EOF or not first.frames or first.frames[0].WhichOneof("kind") != "hello":
+            first: object = await context.read()
+            frames = [] if first is aio.EOF else list(cast(pb.Frames, first).frames)
+            if not frames or frames[0].WhichOneof("kind") != "hello":
                 raise UnavailableError("a stage stream begins with hello")
-            hello = first.frames[0].hello
-            await context.write(self._hello())
+            hello = frames[0].hello
+            is_near = hello.nonce == self._identity.nonce and hello.protocol == PROTOCOL
+            token = secrets.token_bytes(TOKEN_BYTES) if is_near and self._identity.lane else b""
+            session = Session(self, hello.instance_id, self._identity.inline_limit)
+            if token:
+                self._offers[token] = session
+            await context.write(self._hello(token))
             if hello.protocol != PROTOCOL:
                 raise UnavailableError(f"this stage speaks protocol {PROTOCOL}, the gateway speaks {hello.protocol}")
-            session = Session(self, hello.instance_id, self._identity.inline_limit)
             self._sessions.add(session)
             try:
                 if self._host is not None:
@@ -89,9 +101,21 @@ class StageEnd(StageServicer):
                 await session.run(context)
             finally:
                 self._sessions.discard(session)
+                self._offers.pop(token, None)
                 self._leases.release_all(session)
 
-    def _hello(self) -> pb.Frames:
+    def lane_end(self) -> Lane:
+        """For a new connection on the lane socket."""
+        return Lane(self._take_token)
+
+    def _take_token(self, lane: Lane, token: bytes) -> bool:
+        session = self._offers.pop(token, None)
+        if session is None:
+            return False
+        session.attach(lane)
+        return True
+
+    def _hello(self, token: bytes) -> pb.Frames:
         message = pb.Frames()
         hello = message.frames.add().hello
         hello.protocol = PROTOCOL
@@ -104,13 +128,18 @@ class StageEnd(StageServicer):
         hello.monotonic_ns = time.monotonic_ns()
         hello.host = socket.gethostname()
         hello.pid = os.getpid()
+        if token:
+            hello.lane = self._identity.lane
+            hello.lane_token = token
         return message
 
     def submit(self, session: Session, request: StageRequest) -> Callable[[StageRequest], None]:
         if self._is_draining or self._host is None:
             raise UnavailableError("the stage is shutting down: it takes no new requests")
         if session.in_flight > self._identity.max_in_flight:
-            raise UnavailableError(f"{self._identity.max_in_flight} requests of this gateway are already in flight here")
+            raise UnavailableError(
+                f"{self._identity.max_in_flight} requests of this gateway are already in flight here"
+            )
         return self._host.submit(request).cancel
 
     def release(self, session: Session, blocks: Iterable[tuple[int, int]]) -> None:
@@ -152,7 +181,7 @@ class StageEnd(StageServicer):
 
 @contextlib.asynccontextmanager
 async def open_server(
-    stage: StageEnd, socket_path: str, listen: str
+    stage: StageEnd, socket_path: str, lane_path: str, listen: str
 ) -> AsyncIterator[tuple[health.aio.HealthServicer, int]]:
     """A server on the Unix socket, and on TCP where `listen` names an address; yields its health and its TCP port.
 
@@ -176,12 +205,14 @@ async def open_server(
     umask = os.umask(0o177)
     try:
         server.add_insecure_port(f"unix:{socket_path}")
+        lanes = await asyncio.get_running_loop().create_unix_server(stage.lane_end, lane_path)
         await server.start()
     finally:
         os.umask(umask)
     try:
         yield checks, port
     finally:
+        lanes.close()
         stage.end_streams()
         await server.stop(grace=1.0)
 
@@ -195,4 +226,3 @@ async def set_health(checks: health.aio.HealthServicer, host: ModelHost) -> None
         ready[model.name] = ready.get(model.name, False) or model.state == "READY"
     for name, is_ready in ready.items():
         await checks.set(name, serving if is_ready else not_serving)
-

@@ -5,7 +5,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Protocol, cast
 
 from grpc import aio
 
@@ -20,6 +20,7 @@ from tensorline.rpc.frames import (
     encode_parameters,
     encode_timing,
 )
+from tensorline.rpc.lane import Lane
 from tensorline.rpc.outbox import Outbox, TensorList
 from tensorline.stage.request import StageRequest
 
@@ -55,6 +56,9 @@ class Session:
         self._outbox = Outbox()
         self._chunks = ChunkStore(inline_limit)
         self._heard = time.monotonic()
+        self._lane: Lane | None = None
+        self._chosen = asyncio.Event()
+        self._lost = asyncio.Event()
         self._requests: dict[int, tuple[StageRequest, Callable[[StageRequest], None]]] = {}
 
     @property
@@ -62,14 +66,18 @@ class Session:
         return len(self._requests)
 
     async def run(self, context: "aio.ServicerContext[pb.Frames, pb.Frames]") -> None:
-        """Until the gateway ends the stream, falls silent, or `end` was called and everything is written."""
+        """Until the gateway ends the stream, falls silent, or `end` was called and everything is written.
+
+        Nothing is sent before the gateway's first word, which comes by the carrier that it chose: the stream, or the
+        lane that was offered to it.
+        """
         try:
             async with asyncio.TaskGroup() as tasks:
-                pump = tasks.create_task(self._outbox.pump(context.write))
+                move = tasks.create_task(self._move(context))
                 read = tasks.create_task(self._read(context))
                 beat = tasks.create_task(self._beat())
-                await asyncio.wait([pump, read], return_when=asyncio.FIRST_COMPLETED)
-                for task in (pump, read, beat):
+                await asyncio.wait([move, read, beat], return_when=asyncio.FIRST_COMPLETED)
+                for task in (move, read, beat):
                     task.cancel()
         except* (aio.AbortError, aio.UsageError, aio.InternalError, asyncio.InvalidStateError) as errors:
             log.warning("gateway stream broke", extra={"gateway": self.gateway, "cause": repr(errors.exceptions[0])})
@@ -77,9 +85,27 @@ class Session:
             log.warning("gateway fell silent", extra={"gateway": self.gateway})
         finally:
             self.is_open = False
+            if self._lane is not None:
+                self._lane.close()
             for request, cancel in list(self._requests.values()):
                 cancel(request)
             self._requests.clear()
+
+    def attach(self, lane: Lane) -> None:
+        """The gateway has opened the lane that it was offered."""
+        self._lane = lane
+        lane.on_message = self._take_message
+        lane.on_lost = self._lost.set
+        lane.on_room = lambda: self._outbox.flush_to(lane)
+        self._chosen.set()
+
+    async def _move(self, context: "aio.ServicerContext[pb.Frames, pb.Frames]") -> None:
+        await self._chosen.wait()
+        if self._lane is None:
+            await self._outbox.pump(context.write)
+        else:
+            self._outbox.flush_to(self._lane)
+            await self._lost.wait()
 
     def end(self) -> None:
         """Close the stream from our side once what is queued for it is written."""
@@ -97,13 +123,17 @@ class Session:
 
     async def _read(self, context: "aio.ServicerContext[pb.Frames, pb.Frames]") -> None:
         while True:
-            message = await context.read()
+            message: object = await context.read()
             if message is aio.EOF:
                 return
-            self._heard = time.monotonic()
-            received_ns = time.monotonic_ns()
-            for frame in message.frames:
-                self._take(frame, received_ns)
+            self._chosen.set()
+            self._take_message(cast(pb.Frames, message))
+
+    def _take_message(self, message: pb.Frames) -> None:
+        self._heard = time.monotonic()
+        received_ns = time.monotonic_ns()
+        for frame in message.frames:
+            self._take(frame, received_ns)
 
     def _take(self, frame: pb.Frame, received_ns: int) -> None:
         kind = frame.WhichOneof("kind")
@@ -180,8 +210,7 @@ class Session:
             if result.parameters:
                 encode_parameters(wire.parameters, result.parameters)
             if result.timing is not None:
-                encode_timing(wire.timing, result.timing)
-                wire.timing.sent = time.monotonic_ns()
+                encode_timing(wire.timing, result.timing, time.monotonic_ns())
             return wire.outputs
 
         self._outbox.put_tensors(result.outputs, room)

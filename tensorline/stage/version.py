@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from tensorline.config.model import ModelConfig
-from tensorline.errors import DeadlineError, CancelledByPeerError, TensorlineError, UnavailableError
+from tensorline.errors import CancelledByPeerError, DeadlineError, TensorlineError, UnavailableError
 from tensorline.rpc.frames import StageResult
 from tensorline.stage.backend import Instance
 from tensorline.stage.execution import Executed, Execution, Plane
@@ -144,7 +144,7 @@ class ModelVersion:
         request.answer(StageResult(error.status.value[0], str(error), version=self._version, not_started=True))
 
     async def aclose(self, timeout_s: float) -> None:
-        """Take no more, let what is here finish for at most `timeout_s`, then answer the rest and close the instances."""
+        """Take no more, let what is here finish for at most `timeout_s`, answer the rest, close the instances."""
         self._is_closing = True
         try:
             async with asyncio.timeout(timeout_s):

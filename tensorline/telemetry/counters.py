@@ -190,20 +190,21 @@ class ModelTable:
             self._add_hop(step)
             if step.status and _was_retried(step, steps):
                 continue
-            self._count(step, step.ended - step.started if is_pipeline else duration)
+            if not step.ended:  # still under way when the request ended
+                self._count(step, record.status or _CANCELLED, record.ended - step.started)
+            else:
+                self._count(step, step.status, step.ended - step.started if is_pipeline else duration)
         if is_pipeline:
             self._count_pipeline(record, duration)
 
     def executed(self, model: str, version: str, timing: StageTiming, *, rows: int = 1, status: int = 0) -> None:
         """Count one request of a batch where it ran: the stage's own statistics."""
         received, sent = timing.received, timing.sent
-        self._count(
-            StepRecord(model, version, b"", received, sent, None, timing, 0, status, rows=rows), sent - received
-        )
+        step = StepRecord(model, version, b"", received, sent, None, timing, rows=rows)
+        self._count(step, status, sent - received)
 
-    def _count(self, step: StepRecord, duration_ns: int) -> None:
+    def _count(self, step: StepRecord, status: int, duration_ns: int) -> None:
         row = self._rows.get((step.model, step.version))
-        status = step.status
         if row is None:
             if status:
                 self.unknown += 1
@@ -217,7 +218,7 @@ class ModelTable:
         if _is_refusal(status, step):
             row.refused += 1
         else:
-            row.add_failure(_REASON_OF.get(status, "OTHER"), duration_ns)
+            row.add_failure(_reason(status, step), duration_ns)
 
     def _count_pipeline(self, record: RequestRecord, duration_ns: int) -> None:
         row = self._rows.get((record.model, record.version))
@@ -236,7 +237,7 @@ class ModelTable:
 
     def _add_hop(self, step: StepRecord) -> None:
         timing, process = step.timing, step.process
-        if timing is None or process is None or not timing.sent:
+        if timing is None or process is None or not timing.sent or not step.ended:
             return
         hop = self.hops.get(process.service)
         if hop is None:
@@ -245,12 +246,18 @@ class ModelTable:
         hop.observe(step.ended - step.started - timing.sent + timing.received)
 
 
+def _reason(status: int, step: StepRecord) -> str:
+    if status in _REASON_OF:
+        return _REASON_OF[status]
+    return "BACKEND" if step.timing is not None and step.timing.input_ready else "OTHER"
+
+
 def _was_retried(step: StepRecord, steps: list[StepRecord]) -> bool:
     return any(other.model == step.model and other.attempt > step.attempt for other in steps)
 
 
 def _is_refusal(status: int, step: StepRecord) -> bool:
-    """Not counted by Triton: what could never run, and a full queue (a stage said UNAVAILABLE, or none was asked)."""
-    if status in _REFUSALS:
-        return True
-    return status == _UNAVAILABLE and (step.process is None or step.timing is not None)
+    """Not counted by Triton: what could never run, a full queue, or nobody there to ask."""
+    if step.timing is not None and step.timing.input_ready:
+        return False  # it ran
+    return status in _REFUSALS or step.is_refused or (status == _UNAVAILABLE and step.process is None)

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Final
 
 import orjson
 
-__all__ = ["CLIENT_TEXT_LIMIT", "LINE_LIMIT", "LogLines", "configure_logging", "logged_request"]
+__all__ = ["CLIENT_TEXT_LIMIT", "LINE_LIMIT", "LogLines", "configure_logging", "logged_request", "one_line"]
 
 CLIENT_TEXT_LIMIT: Final = 256
 LINE_LIMIT: Final = 8 * 1024
@@ -25,6 +25,7 @@ _STACK_LIMIT: Final = 4 * 1024
 _KEY_LIMIT: Final = 64
 _FIELDS_LIMIT: Final = 32
 _STACKS: Final = ("exception", "stack")
+_RECORD_FIELDS: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 # What ends a line, moves a cursor or re-orders text somewhere: C0, DEL, C1, zero-width and bidirectional controls,
 # the two Unicode line ends, the byte-order mark, and surrogates, which no encoding can carry.
@@ -107,16 +108,16 @@ class LogLines:
 
     def line(self, level: str, event: str, fields: Mapping[str, object], logger: str = "") -> bytes:
         """The finished line: every text in it escaped and cut."""
-        values: dict[str, object] = {"time": _now(), "level": level, "event": _text(event, _EVENT_LIMIT)}
+        values: dict[str, object] = {"time": _now(), "level": level, "event": one_line(event, _EVENT_LIMIT)}
         if logger:
             values["logger"] = logger
         request = _request.get()
         if request is not None:
             values["trace_id"], values["span_id"] = request[0].hex(), request[1].hex()
             if request[2]:
-                values["request_id"] = _text(request[2], CLIENT_TEXT_LIMIT)
+                values["request_id"] = one_line(request[2], CLIENT_TEXT_LIMIT)
         for key, value in islice(fields.items(), _FIELDS_LIMIT):
-            values[_text(key, _KEY_LIMIT)] = _stack(str(value)) if key in _STACKS else _plain(value)
+            values[one_line(key, _KEY_LIMIT)] = _stack(str(value)) if key in _STACKS else _plain(value)
         return self._json_line(values) if self._json else _human_line(values)
 
     def _json_line(self, values: dict[str, object]) -> bytes:
@@ -125,7 +126,7 @@ class LogLines:
         while len(line) >= LINE_LIMIT:  # halve the longest: ends, since number and size of the fields are bounded
             key = max(values, key=lambda name: len(str(values[name])))
             text = str(values[key])
-            values[key] = _text(text, len(text) // 2)
+            values[key] = one_line(text, len(text) // 2)
             line = orjson.dumps(values)
         return line + b"\n"
 
@@ -139,7 +140,7 @@ class _Handler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            fields: dict[str, object] = {}
+            fields = {key: value for key, value in record.__dict__.items() if key not in _RECORD_FIELDS}  # extra={...}
             if record.exc_info and record.exc_info[0] is not None:
                 fields["exception"] = "".join(traceback.format_exception(*record.exc_info)).rstrip()
             if record.stack_info:
@@ -155,13 +156,13 @@ def _now() -> str:
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{rest // 1000:06d}Z"
 
 
-def _text(text: str, limit: int) -> str:
+def one_line(text: str, limit: int) -> str:
     """One safe line: cut to `limit` characters, what is unsafe as a visible \\uXXXX."""
     return _UNSAFE.sub(_escape, text if len(text) <= limit else f"{text[:limit]}…")
 
 
 def _stack(text: str) -> str:
-    """As `_text`, but with its line breaks (JSON escapes them); the end of a stack says most."""
+    """As `one_line`, but with its line breaks (JSON escapes them); the end of a stack says most."""
     cut = text if len(text) <= _STACK_LIMIT else f"…{text[-_STACK_LIMIT:]}"
     return "\n".join(_UNSAFE.sub(_escape, line) for line in cut.split("\n"))
 
@@ -171,7 +172,7 @@ def _plain(value: object) -> object:
         return value
     if isinstance(value, int) and -(2**63) <= value < 2**63:
         return value
-    return _text(value if isinstance(value, str) else repr(value), CLIENT_TEXT_LIMIT)
+    return one_line(value if isinstance(value, str) else repr(value), CLIENT_TEXT_LIMIT)
 
 
 def _human_line(values: dict[str, object]) -> bytes:

@@ -76,6 +76,7 @@ class StepRecord:
     span_id: bytes
     started: int
     ended: int = 0
+    """0: the step was still under way when the request ended, and shares its end and its status."""
     process: Process | None = None
     timing: StageTiming | None = None
     clock_offset: int = 0
@@ -84,7 +85,9 @@ class StepRecord:
     error: str = ""
     attempt: int = 1
     clock_error: int = 0
-    """By how much `clock_offset` may be wrong (half the best round trip); 0: the two share a clock."""
+    """By how much a `clock_offset` other than 0 may be wrong: half the best round trip."""
+    is_refused: bool = False
+    """The stage refused it before the model ran (`Result.not_started`): a full queue is no failure of the model."""
     rows: int = 1
     """The request's batch size, for `nv_inference_count`."""
     attributes: Attributes = ()

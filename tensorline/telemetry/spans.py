@@ -28,6 +28,7 @@ from tensorline.telemetry.tree import (
     Span,
     request_id_attributes,
     request_span,
+    service_name,
     stage_spans,
     step_span,
 )
@@ -54,7 +55,7 @@ def span_count(record: RequestRecord) -> int:
 def resource_attributes(process: Process) -> Attributes:
     """The OpenTelemetry resource of `process`; what is not known is left out."""
     attributes: Attributes = (
-        (names.SERVICE_NAME, process.service),
+        (names.SERVICE_NAME, service_name(process)),
         (names.SERVICE_INSTANCE_ID, process.instance_id),
         (names.SERVICE_VERSION, process.release),
         (names.HOST_NAME, process.host),
@@ -197,7 +198,6 @@ def _is_usual(step: StepRecord, timing: StageTiming) -> bool:
         step.status
         or step.attempt > 1
         or step.clock_offset
-        or step.clock_error
         or step.attributes
         or not step.ended
         or not timing.output_ready

@@ -7,8 +7,6 @@ over those four. Spans are values: the wire encoder, the trace store and the tes
 
 from typing import Final, NamedTuple
 
-from grpc import StatusCode
-
 from tensorline.telemetry import names
 from tensorline.telemetry.record import (
     WALL_OFFSET_NS,
@@ -29,6 +27,7 @@ __all__ = [
     "is_failure",
     "request_id_attributes",
     "request_span",
+    "service_name",
     "spans_of",
     "stage_attributes",
     "stage_marks",
@@ -45,7 +44,12 @@ SERVER_FAULTS: Final = frozenset({2, 4, 12, 13, 14, 15})
 """Statuses that make a *server's* span an error: UNKNOWN, DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE,
 DATA_LOSS. The rest, such as INVALID_ARGUMENT, is the caller's. Source: semantic conventions 1.44, gRPC server spans."""
 
-_STATUS_NAMES: Final[dict[int, str]] = {status.value[0]: status.name for status in StatusCode}
+_STATUS_NAMES: Final = (  # as gRPC numbers them; grpc itself is not imported, so that the command line need not
+    *("OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS"),
+    *("PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED"),
+    *("INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED"),
+)
+_OUR_SERVICES: Final = frozenset({"gateway", "preprocess", "model", "postprocess"})
 _STEP_METHOD: Final = "tensorline.v1.Stage/Exchange"
 _REQUEST_ID_LIMIT: Final = 256
 _RPC_SYSTEM: Final = (names.RPC_SYSTEM_NAME, "grpc")
@@ -75,9 +79,14 @@ class Span(NamedTuple):
     message: str = ""
 
 
+def service_name(process: Process) -> str:
+    """`service.name` of the process's resource: ours begin with "tensorline-", a team's own name stays as it is."""
+    return f"tensorline-{process.service}" if process.service in _OUR_SERVICES else process.service
+
+
 def status_name(status: int) -> str:
     """ "OK", "INVALID_ARGUMENT", ...: what `rpc.response.status_code` holds."""
-    return _STATUS_NAMES.get(status) or str(status)
+    return _STATUS_NAMES[status] if 0 <= status < len(_STATUS_NAMES) else str(status)
 
 
 def is_failure(status: int) -> bool:
@@ -129,20 +138,21 @@ def request_id_attributes(record: RequestRecord) -> Attributes:
 
 def step_span(step: StepRecord, record: RequestRecord, gateway: Process) -> Span:
     ended = step.ended or record.ended
+    status, message = (step.status, step.error) if step.ended else (record.status, record.error)
     attributes: Attributes = (
         *_STEP_RPC,
-        (names.RPC_RESPONSE_STATUS_CODE, status_name(step.status)),
+        (names.RPC_RESPONSE_STATUS_CODE, status_name(status)),
         (names.MODEL_NAME, step.model),
         (names.MODEL_VERSION, step.version),
         (names.ATTEMPT, step.attempt),
     )
     if step.timing is not None:
         attributes += ((names.INSTANCE, step.timing.instance),)
-    if step.clock_offset or step.clock_error:
+    if step.clock_offset:
         attributes += _clock_attributes(step, ended)
-    is_error = is_failure(step.status)
+    is_error = is_failure(status)
     if is_error:
-        attributes += ((names.ERROR_TYPE, status_name(step.status)),)
+        attributes += ((names.ERROR_TYPE, status_name(status)),)
     return Span(
         gateway,
         step.model,
@@ -153,7 +163,7 @@ def step_span(step: StepRecord, record: RequestRecord, gateway: Process) -> Span
         ended + WALL_OFFSET_NS,
         attributes + step.attributes,
         is_error,
-        step.error if is_error else "",
+        message if is_error else "",
     )
 
 
@@ -177,7 +187,9 @@ def stage_marks(step: StepRecord, timing: StageTiming, ended: int) -> list[int]:
         if marks:
             marks.append(timing.sent or marks[-1])
     shift = step.clock_offset
-    if step.clock_error:  # what lies outside the call is the clocks' error; without one it is a bug and must be seen
+    if (
+        shift and step.clock_error
+    ):  # what lies outside the call is the clocks' error; without one it is a bug and must be seen
         low, high = step.started, ended
         return [min(max(mark + shift, low), high) + WALL_OFFSET_NS for mark in marks]
     shift += WALL_OFFSET_NS

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import TypedDict
 
 from tensorline.telemetry.record import WALL_OFFSET_NS, AttributeValue, Process, RequestRecord
-from tensorline.telemetry.tree import Span, spans_of, status_name
+from tensorline.telemetry.tree import Span, service_name, spans_of, status_name
 
 __all__ = ["SpanView", "SummaryView", "TraceView", "summary_view", "trace_view"]
 
@@ -69,7 +69,7 @@ def _span_view(span: Span) -> SpanView:
         "span_id": span.span_id.hex(),
         "parent_id": span.parent_id.hex(),
         "kind": _KINDS[span.kind],
-        "service": span.process.service,
+        "service": service_name(span.process),
         "instance_id": span.process.instance_id,
         "start_ns": span.start,
         "end_ns": span.end,

@@ -75,7 +75,7 @@ def test_identity_refuses_at_load(inputs: str, outputs: str, values: dict[str, o
 
 
 def test_identity_refuses_to_change_the_datatype() -> None:
-    with pytest.raises(ConfigError, match="^output 'b' is FP16, its input 'a' is FP32$"):
+    with pytest.raises(ConfigError, match=r"^output 'b' is FP16, its input 'a' is FP32$"):
         identity(tensor("a", "FP32", 1), tensor("b", "FP16", 1))
 
 

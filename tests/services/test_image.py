@@ -17,7 +17,7 @@ from tests.services.heap_batch import CPU, HeapBatch, bytes_array, model, parame
 Array = np.ndarray[Any, Any]
 
 
-def instance(size: tuple[int, int] = (8, 6), batch: int = 8, **values: object) -> ImageInstance:
+def instance(size: tuple[int, int] = (8, 6), batch: int = 8, **values: Any) -> ImageInstance:
     """`size` is width, height, as Pillow has it."""
     channels = 1 if values.get("colour") == "L" else 3
     dims = (size[1], size[0], channels) if values.get("layout") == "NHWC" else (channels, size[1], size[0])
@@ -130,6 +130,12 @@ def animated(kind: str) -> bytes:
     return encoded(frames[0], kind, save_all=True, append_images=frames[1:], duration=100, **options)
 
 
+def two_shots() -> bytes:
+    """A JPEG with a second one behind it, as phones with two lenses write them."""
+    shots = [Image.new("RGB", (8, 6), colour) for colour in ("red", "blue")]
+    return encoded(shots[0], "MPO", save_all=True, append_images=shots[1:])
+
+
 def png_chunk(kind: bytes, content: bytes) -> bytes:
     return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
@@ -164,6 +170,7 @@ def cmyk() -> bytes:
         (lambda: encoded(Image.new("RGB", (8, 6), "red"), transparency=(255, 0, 0)), (1, 1), (255, 255, 255), 0),
         (lambda: animated("WEBP"), (1, 1), (255, 0, 0), 0),
         (lambda: animated("PNG"), (1, 1), (255, 0, 0), 0),
+        (two_shots, (1, 1), (255, 0, 0), 3),
         (lambda: encoded(Image.new("RGB", (8, 6), "blue"), "WEBP", lossless=True), (1, 1), (0, 0, 255), 0),
         (lambda: encoded(Image.new("RGB", (8, 6), "blue"), "JPEG", progressive=True), (1, 1), (0, 0, 255), 3),
     ],
@@ -285,7 +292,7 @@ def test_a_damaged_jpeg_never_raises_anything_else() -> None:
         ),
     ],
 )
-def test_a_parameter_that_cannot_be_is_named_at_load(values: dict[str, object], text: str) -> None:
+def test_a_parameter_that_cannot_be_is_named_at_load(values: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         instance(**values)
     assert str(caught.value) == text

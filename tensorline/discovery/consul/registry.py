@@ -37,7 +37,7 @@ class ConsulRegistry:
         self._url = url
         self._agent = agent
         self._beat_s = url.ttl_s / BEATS_PER_TTL
-        # Beats and queries share it; with a shorter beat than the usual one the queries must keep a share of their own.
+        # For beats, which do not wait, and queries, which do. With a shorter beat the queries keep a share of their own.
         self._bucket = TokenBucket(max(CALLS_PER_S, 3 / self._beat_s), BURST)
         self._watched = Watched()
         self._background = Background()
@@ -99,7 +99,6 @@ class ConsulRegistry:
                         self._succeed("beat")
                         return
                     log.warning("the Consul agent lost the registration of %s, making it again", instance_id)
-                self._bucket.spend(time.monotonic())
                 await self._agent.register(encode_registration(instance))
                 self._announced[instance_id] = instance
                 self._succeed("beat")

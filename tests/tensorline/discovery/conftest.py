@@ -1,6 +1,8 @@
 """Registries of every kind, and what the tests do with them."""
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -9,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from tensorline.discovery import Registry, ServiceInstance, open_registry
-from tests.consul import ConsulAgent, consul_agent
 
 SEEN_S = 0.5
 """In which a change must be seen."""
@@ -18,6 +19,13 @@ SEEN_S = 0.5
 @pytest.fixture(scope="session")
 def anyio_backend() -> tuple[str, dict[str, bool]]:
     return ("asyncio", {"use_uvloop": True})
+
+
+async def until(is_so: Callable[[], bool], within_s: float = 5.0) -> None:
+    """For what tells nobody when it changes."""
+    async with asyncio.timeout(within_s):
+        while not is_so():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 class Watching:
@@ -62,26 +70,36 @@ async def watching(registry: Registry) -> AsyncIterator[Watching]:
         task.cancel()
 
 
+@asynccontextmanager
+async def announced(url: str, instance_id: str) -> AsyncIterator[subprocess.Popen[bytes]]:
+    """A process that has registered `instance_id`; killed at the end."""
+    async with announced_forking(url, instance_id, "alone") as (process, _):
+        yield process
+
+
+@asynccontextmanager
+async def announced_forking(
+    url: str, instance_id: str, mode: str
+) -> AsyncIterator[tuple[subprocess.Popen[bytes], int]]:
+    """With mode "fork" it has a forked child, whose id comes second and who is left alive; else that is 0."""
+    command: list[str | Path] = [sys.executable, Path(__file__).with_name("announcer.py"), url, instance_id, mode]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:  # noqa: ASYNC220 - a millisecond
+        try:
+            assert process.stdout is not None
+            word, child = (await asyncio.to_thread(process.stdout.readline)).split()
+            assert word == b"announced"
+            yield process, int(child)
+        finally:
+            process.kill()
+
+
 @dataclass(frozen=True)
 class Kind:
     """One kind of registry under the contract."""
 
     url: str
-    is_written: bool
-    """Services register themselves in it."""
     ends_s: float = SEEN_S
     """In which a killed process's instance must be gone."""
 
     def open(self) -> AbstractAsyncContextManager[Registry]:
         return open_registry(self.url)
-
-
-@pytest.fixture
-async def agent() -> AsyncIterator[ConsulAgent]:
-    async with consul_agent() as running:
-        yield running
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    return tmp_path / "registry"

@@ -2,10 +2,8 @@
 
 import asyncio
 import dataclasses
-import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ import pytest
 from tensorline.discovery import Registry, ServiceInstance
 from tensorline.errors import ConfigError, UnavailableError
 from tests.consul import consul_agent
-from tests.tensorline.discovery.conftest import Kind, watching
+from tests.tensorline.discovery.conftest import Kind, announced, watching
 
 ONE = ServiceInstance(
     id="model-1",
@@ -39,34 +37,40 @@ LARGEST = ServiceInstance(
     metadata={f"{number}_{'k' * 90}": '"' * 512 for number in range(48)},
 )
 
-consul = pytest.mark.consul
+CONSUL = pytest.param("consul", marks=pytest.mark.consul)
 
 
-@pytest.fixture(params=["file", pytest.param("consul", marks=consul), "static", "dns"])
-async def kind(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Kind]:
-    match request.param:
+@asynccontextmanager
+async def kind_of(name: str, directory: Path) -> AsyncIterator[Kind]:
+    match name:
         case "file":
-            yield Kind(f"file://{tmp_path}/registry", is_written=True)
+            yield Kind(f"file://{directory}/registry")
         case "consul":
             async with consul_agent() as agent:
-                yield Kind(f"{agent.url}?ttl_s=1&wait_s=30", is_written=True, ends_s=2.0)
+                yield Kind(f"{agent.url}?ttl_s=1&wait_s=30", ends_s=8.0)
         case "static":
-            yield Kind("static://127.0.0.1:9001,unix:/run/a.sock", is_written=False)
+            yield Kind("static://127.0.0.1:9001,unix:/run/a.sock")
         case "dns":
-            yield Kind("dns://localhost:9001", is_written=False)
+            yield Kind("dns://localhost:9001")
+
+
+@pytest.fixture(params=["file", CONSUL, "static", "dns"])
+async def kind(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Kind]:
+    async with kind_of(request.param, tmp_path) as chosen:
+        yield chosen
+
+
+@pytest.fixture(params=["file", CONSUL])
+async def written(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Kind]:
+    """The kinds that services register themselves in."""
+    async with kind_of(request.param, tmp_path) as chosen:
+        yield chosen
 
 
 @pytest.fixture
 async def registry(kind: Kind) -> AsyncIterator[Registry]:
     async with kind.open() as opened:
         yield opened
-
-
-@pytest.fixture
-def written(kind: Kind) -> Kind:
-    if not kind.is_written:
-        pytest.skip("a list that services do not write")
-    return kind
 
 
 async def test_the_present_set_comes_first_and_then_nothing_while_nothing_changes(registry: Registry) -> None:
@@ -151,10 +155,8 @@ async def test_aclose_deregisters(written: Kind) -> None:
 
 async def test_a_killed_process_is_gone(written: Kind) -> None:
     async with written.open() as registry, watching(registry) as watcher:
-        process = await announce(written.url, "doomed")
-        await watcher.wait_ids("doomed", within_s=1.5)
-        process.send_signal(signal.SIGKILL)
-        await process.wait()
+        async with announced(written.url, "doomed"):
+            await watcher.wait_ids("doomed", within_s=1.5)
         await watcher.wait_ids(within_s=written.ends_s)
 
 
@@ -187,14 +189,3 @@ async def test_many_instances(written: Kind) -> None:
     async with written.open() as ours, written.open() as theirs, watching(theirs) as watcher:
         await asyncio.gather(*map(ours.register, instances))
         await watcher.wait_for(lambda seen: seen == frozenset(instances), within_s=3)
-
-
-async def announce(url: str, instance_id: str) -> asyncio.subprocess.Process:
-    """A process that has registered `instance_id`."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, Path(__file__).with_name("announcer.py"), url, instance_id, stdout=subprocess.PIPE
-    )
-    assert process.stdout is not None
-    async with asyncio.timeout(20):
-        assert (await process.stdout.readline()).startswith(b"announced")
-    return process

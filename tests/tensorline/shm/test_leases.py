@@ -27,8 +27,8 @@ def test_requests_hold_rows_of_one_block(arena: Arena) -> None:
     leases = Leases(arena)
     block = arena.allocate(100)
     arena.retain(block.offset, block.generation, 2)
-    leases.grant("a", block, 10.0)
     leases.grant("a", block, 30.0)
+    leases.grant("a", block, 10.0)
     leases.grant("b", block, 20.0)
     assert leases.release("a", block.offset, block.generation)
     assert leases.expire(10.0) == 0  # whichever released, the later end stands

@@ -88,9 +88,10 @@ def test_ten_thousand_mutated_handles_are_refused(
         live = [written(where, os.urandom(chance.choice(sizes))).handle for where in (arena, other) * 8]
         blocks = [written(arena, os.urandom(chance.choice(sizes))) for _ in range(8)]
         freed = [block.handle for block in blocks if block.release()]
+        rows = [replace(whole, offset=whole.offset + 8, length=whole.length - 8) for whole in live if whole.length > 8]
         refused = 0
         while refused < 10_000:
-            handle = chance.choice(live + freed)
+            handle = chance.choice(live + freed + rows)
             for _ in range(chance.choice((0, 1, 1, 1, 2, 3))):
                 handle = mutated(handle, live + freed, chance)
             if any(is_in(handle, whole) for whole in live):
@@ -222,11 +223,24 @@ def test_a_file_that_is_no_arena_of_ours_is_refused(
         reader.view(Handle(name, 64, 128, 10, 1))
 
 
-def test_a_link_is_not_followed(arena: Arena, directory: ArenaDirectory, reader: ArenaReader) -> None:
-    name = os.urandom(16)
-    os.symlink(directory.path / f"{arena.id.hex()}.arena", directory.path / f"{name.hex()}.arena")
+def test_an_arena_is_read_under_its_own_name_alone_not_through_a_link(
+    arena: Arena, directory: ArenaDirectory, reader: ArenaReader
+) -> None:
+    handle, name = written(arena, b"1").handle, os.urandom(16)
+    path = directory.path / f"{arena.id.hex()}.arena"
+    os.link(path, directory.path / f"{name.hex()}.arena")
     with pytest.raises(StaleHandleError):
-        reader.view(replace(written(arena, b"1").handle, arena=name))
+        reader.view(replace(handle, arena=name))
+    path.rename(directory.path / "elsewhere")
+    path.symlink_to(directory.path / "elsewhere")
+    with pytest.raises(StaleHandleError):
+        reader.view(handle)
+
+
+def test_an_arena_that_others_can_open_is_refused(arena: Arena, directory: ArenaDirectory, reader: ArenaReader) -> None:
+    (directory.path / f"{arena.id.hex()}.arena").chmod(0o640)
+    with pytest.raises(StaleHandleError):
+        reader.view(written(arena, b"1").handle)
 
 
 def test_no_write_through_numpy_or_mmap(arena: Arena, reader: ArenaReader) -> None:

@@ -83,11 +83,14 @@ def test_text_becomes_bytes(arena: Arena, reader: ArenaReader) -> None:
     assert reader.array(tensor).tolist() == [b"a", "ü".encode()]
 
 
-def test_what_cannot_be_written_leaves_no_block(arena: Arena) -> None:
+def test_what_cannot_be_written_leaves_no_block(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidTensorError):
         write_array(arena, "x", np.array([1j]), inline_limit=0)
     with pytest.raises(InvalidTensorError):
         write_array(arena, "x", np.array([object()]), inline_limit=0)
     with pytest.raises(ResourceExhaustedError):
         write_array(arena, "x", np.zeros(5 << 20, np.uint8))
+    monkeypatch.setattr(np, "copyto", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        write_array(arena, "x", np.zeros(1, np.uint8), inline_limit=0)
     assert (arena.leases, arena.leased_bytes) == (0, 0)

@@ -1,0 +1,94 @@
+"""Several gateway processes on one gRPC port: the kernel spreads connections, the parent keeps them running."""
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+from gateway.settings import GatewaySettings
+from tensorline.errors import ConfigError
+from tensorline.settings import PREFIX
+
+__all__ = ["run_workers"]
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.2
+RESTART_S = 0.5
+KILL_S = 5.0
+
+
+def run_workers(settings: GatewaySettings) -> int:
+    """Start `settings.workers` processes and restart those that die, until SIGTERM or SIGINT; the exit status.
+
+    Worker 1 of them also has the HTTP and metrics ports. A worker that ends with a configuration error ends all.
+    """
+    guard = _hold_port(settings.grpc_address, settings.grpc_port)
+    port = guard.getsockname()[1]
+    stopping = False
+
+    def ask(number: int, frame: object) -> None:
+        nonlocal stopping
+        stopping = True
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, ask)
+    workers = {index: _start(index, port) for index in range(1, settings.workers + 1)}
+    status = 0
+    while not stopping and not status:
+        time.sleep(LOOK_S)
+        for index, worker in list(workers.items()):
+            code = worker.poll()
+            if code == 2:
+                status = code
+            elif code is not None:
+                log.error("gateway worker ended", extra={"worker": index, "status": code})
+                time.sleep(RESTART_S)
+                workers[index] = _start(index, port)
+    _stop(list(workers.values()), settings.drain_s + KILL_S)
+    guard.close()
+    return status
+
+
+def _hold_port(address: str, port: int) -> socket.socket:
+    """Bound, never listening: it shows that nobody else serves there, and keeps it so.
+
+    Raises:
+        ConfigError: somebody does.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        # Without SO_REUSEPORT first: with it, two gateways on one port would both start and share its connections.
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((address, port))
+        guard = socket.socket(family, socket.SOCK_STREAM)
+        guard.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        guard.bind((address, port))
+    except OSError as error:
+        raise ConfigError(f"gRPC port {port} on {address} cannot be used: {error.strerror}") from error
+    return guard
+
+
+def _start(index: int, port: int) -> "subprocess.Popen[bytes]":
+    environ = {**os.environ, f"{PREFIX}WORKER": str(index), f"{PREFIX}GRPC_PORT": str(port)}
+    # A new session: the terminal's signals are for the parent, which orders the stop.
+    return subprocess.Popen(  # noqa: S603
+        [sys.executable, "-m", "tensorline.cli.child", str(os.getpid()), "gateway"], env=environ, start_new_session=True
+    )
+
+
+def _stop(workers: "list[subprocess.Popen[bytes]]", patience_s: float) -> None:
+    for worker in workers:
+        if worker.poll() is None:
+            worker.terminate()
+    until = time.monotonic() + patience_s
+    for worker in workers:
+        try:
+            worker.wait(max(0.1, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            worker.kill()
+            worker.wait()
