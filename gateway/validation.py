@@ -8,7 +8,7 @@ from tensorline.config.model import ModelConfig, TensorSpec
 from tensorline.errors import InvalidTensorError
 from tensorline.protocol.elements import check_elements
 from tensorline.protocol.infer import InferRequest, shown
-from tensorline.tensor import BYTES, DATATYPES, ELEMENT_LIMIT, Tensor, element_count
+from tensorline.tensor import BYTES, DATATYPES, ELEMENT_LIMIT, RANK_LIMIT, Tensor, element_count
 
 __all__ = ["HEAVY_ELEMENTS", "RequestChecker"]
 
@@ -51,6 +51,7 @@ class RequestChecker:
         return any(
             tensor.datatype == BYTES
             and tensor.byte_size > 4 * HEAVY_ELEMENTS  # each has at least its length
+            and len(tensor.shape) <= RANK_LIMIT  # else refused by its shape
             and element_count(tensor.shape) > HEAVY_ELEMENTS
             for tensor in request.inputs
         )

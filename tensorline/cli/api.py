@@ -2,19 +2,21 @@
 
 import http.client
 import json
+import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 from tensorline.cli.failure import CommandError, UsageError
 
-__all__ = ["get_json", "is_ready", "read_token"]
+__all__ = ["get_json", "is_ready", "read_token", "wait_trace"]
 
 TIMEOUT_S = 5.0
+TRACE_S = 3.0
 BODY_LIMIT = 64 << 20
 
 
-def get_json(url: str, path: str, token: str = "", timeout_s: float = TIMEOUT_S, **query: object) -> Any:
+def get_json(url: str, path: str, token: str = "", **query: object) -> Any:
     """What `GET url/path?query` answers. Query values that are None are left out.
 
     Args:
@@ -22,7 +24,7 @@ def get_json(url: str, path: str, token: str = "", timeout_s: float = TIMEOUT_S,
     Raises:
         CommandError: nobody answers, or the answer is an error: with the server's own sentence.
     """
-    status, body = _get(url, _with_query(path, query), token, timeout_s)
+    status, body = _get(url, _with_query(path, query), token, TIMEOUT_S)
     try:
         answer = json.loads(body)
     except ValueError:
@@ -31,6 +33,22 @@ def get_json(url: str, path: str, token: str = "", timeout_s: float = TIMEOUT_S,
         told = answer.get("error") if isinstance(answer, dict) else None
         raise CommandError(str(told or f"{url}{path} answered with status {status}"))
     return answer
+
+
+def wait_trace(url: str, trace_id: str, token: str = "", timeout_s: float = TRACE_S) -> Any:
+    """The requests of a trace that has just ended: they are written down after the answer has left.
+
+    Raises:
+        CommandError: as `get_json`; or nothing of this trace has come within `timeout_s`.
+    """
+    until = time.monotonic() + timeout_s
+    while True:
+        try:
+            return get_json(url, "/api/traces", token, which=trace_id)
+        except CommandError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.05)
 
 
 def is_ready(url: str, timeout_s: float = TIMEOUT_S) -> bool:

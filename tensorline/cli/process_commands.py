@@ -58,7 +58,7 @@ def up(
     log_warning: flags.LogWarning = "true",
     log_error: flags.LogError = "true",
 ) -> None:
-    """Run a gateway and its services on this machine, and keep them running."""
+    """Run a gateway and its services on this machine."""
     import uvloop
 
     from tensorline.cli.mesh import plan_mesh
@@ -165,7 +165,7 @@ def serve(
     log_warning: flags.LogWarning = "true",
     log_error: flags.LogError = "true",
 ) -> None:
-    """Run one service: the models of the repository whose backend it has."""
+    """Run one service: the models whose backend it has."""
     from tensorline.cli.serve import become, target_of
 
     values = flags.collect(

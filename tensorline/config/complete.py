@@ -31,7 +31,18 @@ PLATFORM_FILES: Final[Mapping[str, str]] = {"torch_aoti": "model.pt2", "tensorfl
 """Where a platform's default file is not its backend's."""
 
 FILELESS_BACKENDS: Final = frozenset(
-    ("image", "text", "audio", "classification", "detection", "text_decode", "identity", "remote", "ensemble")
+    (
+        "image",
+        "text",
+        "audio",
+        "classification",
+        "detection",
+        "text_decode",
+        "identity",
+        "generate",
+        "remote",
+        "ensemble",
+    )
 )
 """Backends whose models are their configuration: no model file, and so no default name of one."""
 

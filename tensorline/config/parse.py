@@ -34,8 +34,8 @@ def parse_config(text: str, source: str) -> pb.ModelConfig:
     except text_format.ParseError as err:
         line = err.GetLine()
         raise ConfigError(f"{source}{'' if line is None else f' line {line}'}: {_explained(err, text)}") from err
-    except RecursionError as err:
-        raise ConfigError(f"{source}: messages are nested too deeply") from err
+    except (RecursionError, ValueError, TypeError, LookupError, AttributeError) as err:  # of text_format, unlocated
+        raise ConfigError(f"{source}: {str(err).replace('inference.', '')}") from err
 
 
 def _explained(err: text_format.ParseError, text: str) -> str:

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from tensorline.errors import ConfigError
 from tensorline.protocol.stubs.inference import model_config_pb2 as pb
 
-__all__ = ["validate", "validate_tensors"]
+__all__ = ["validate", "validate_enums", "validate_tensors"]
 
 _BATCH_TYPES: Final = (pb.TYPE_INT32, pb.TYPE_FP32)
 
@@ -23,8 +23,7 @@ def validate(config: pb.ModelConfig) -> None:
         ConfigError: the first rule that is broken.
     Source: model-config.md §5, §6, §8, §11, §13.
     """
-    for where, number in _unknown_enums(config, ""):
-        _refuse(config, where, number, "a value that its enum has")
+    validate_enums(config)
     if config.max_batch_size < 0:
         _refuse(config, "max_batch_size", config.max_batch_size, "0 (no batching) or more")
     _check_path(config, "default_model_filename", config.default_model_filename)
@@ -39,6 +38,16 @@ def validate(config: pb.ModelConfig) -> None:
         _check_dynamic_batching(config)
     _check_response_cache(config)
     _check_ensemble(config)
+
+
+def validate_enums(config: pb.ModelConfig) -> None:
+    """Refuse numbers that no name stands for: text format, JSON and the wire let them through.
+
+    Raises:
+        ConfigError: names the field.
+    """
+    for where, number in _unknown_enums(config, ""):
+        _refuse(config, where, number, "a value that its enum has")
 
 
 def validate_tensors(config: pb.ModelConfig) -> None:
@@ -69,7 +78,6 @@ def _refuse(config: pb.ModelConfig, field: str, value: object, wish: str) -> NoR
 
 
 def _unknown_enums(message: Message, path: str) -> Iterator[tuple[str, int]]:
-    """Numbers that no name stands for: text format and JSON let them through."""
     for field, value in message.ListFields():
         where = f"{path}.{field.name}".lstrip(".")
         if field.type == FieldDescriptor.TYPE_ENUM:

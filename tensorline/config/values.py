@@ -12,7 +12,7 @@ from tensorline.config.model import (
     TensorSpec,
     VersionPolicy,
 )
-from tensorline.config.validate import validate_tensors
+from tensorline.config.validate import validate_enums, validate_tensors
 from tensorline.errors import ConfigError
 from tensorline.protocol.stubs.inference import model_config_pb2 as pb
 
@@ -73,6 +73,7 @@ def config_from_encoded(encoded: bytes) -> ModelConfig:
         message = pb.ModelConfig.FromString(encoded)
     except DecodeError as err:
         raise ConfigError("a served model's configuration is not a serialized inference.ModelConfig") from err
+    validate_enums(message)
     validate_tensors(message)
     return config_from_message(message)
 

@@ -58,7 +58,8 @@ class FileRegistry:
         self._is_fresh = True
         self._is_closed = False
         try:
-            self._watched.publish(self._reader.look())
+            with open_directory(directory):
+                pass
         except OSError as err:
             raise ConfigError(f"registry directory {str(directory)!r} cannot be used: {err.strerror}") from err
 
@@ -77,7 +78,8 @@ class FileRegistry:
             close_entry(own.descriptor)
 
     async def watch(self) -> AsyncIterator[frozenset[ServiceInstance]]:
-        self._try(self._look)
+        if not self._is_closed:
+            self._try(self._look)
         self._background.start("look", lambda: forever("look", self._look_again))
         async for seen in self._watched.watch():
             yield seen

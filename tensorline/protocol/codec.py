@@ -1,7 +1,7 @@
 """ModelInferRequest to our values, and our values to ModelInferResponse."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from tensorline.errors import InvalidTensorError, UnsupportedError
 from tensorline.protocol.contents import can_be_typed, decode_contents, encode_contents
@@ -19,17 +19,21 @@ from tensorline.protocol.parameters import decode_parameters, encode_parameters
 from tensorline.protocol.stubs.inference import grpc_service_pb2 as pb
 from tensorline.tensor import Tensor
 
-__all__ = ["decode_request", "encode_response"]
+__all__ = ["decode_request", "encode_head", "encode_response", "raw_of"]
 
 _NO_PARAMETERS: Final[Mapping[str, ParameterValue]] = {}
 _REGION_KEYS: Final = ("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset")
 
 
-def decode_request(message: pb.ModelInferRequest, limits: Limits = LIMITS) -> InferRequest:
+def decode_request(
+    message: pb.ModelInferRequest, limits: Limits = LIMITS, raws: Sequence[bytes | memoryview] = ()
+) -> InferRequest:
     """Decode what can be decoded without knowing the model; shapes, sizes and names are `gateway.validation`'s.
 
     Raw tensor data stays the `bytes` that protobuf hands out.
 
+    Args:
+        raws: In place of the message's raw_input_contents, where `tensorline.protocol.wire` took them out.
     Raises:
         InvalidTensorError: a parameter, an input without data or with data twice, typed data of another type, a limit.
         UnsupportedError: a string sequence id over 128 bytes, or a shared-memory region.
@@ -41,7 +45,7 @@ def decode_request(message: pb.ModelInferRequest, limits: Limits = LIMITS) -> In
     custom, options = _NO_PARAMETERS, NO_OPTIONS
     if message.parameters:
         custom, options = decode_parameters(message.parameters, limits)
-    raws = message.raw_input_contents
+    raws = raws or message.raw_input_contents
     inputs = _raw_inputs(message, raws, limits) if raws else _typed_inputs(message, limits)
     outputs = _requested(message, limits) if message.outputs else ()
     return InferRequest(
@@ -49,7 +53,7 @@ def decode_request(message: pb.ModelInferRequest, limits: Limits = LIMITS) -> In
     )
 
 
-def _raw_inputs(message: pb.ModelInferRequest, raws: Sequence[bytes], limits: Limits) -> list[Tensor]:
+def _raw_inputs(message: pb.ModelInferRequest, raws: Sequence[bytes | memoryview], limits: Limits) -> list[Tensor]:
     wires = message.inputs
     _check_count("inputs", len(wires), limits.inputs)
     inputs, have = [], len(raws)
@@ -63,8 +67,8 @@ def _raw_inputs(message: pb.ModelInferRequest, raws: Sequence[bytes], limits: Li
                 f"for model '{shown(message.model_name)}'"
             )
         if index >= have:
-            raise _no_data(message, name)
-        inputs.append(Tensor(name, wire.datatype, tuple(wire.shape[:]), raws[index]))
+            raise _no_data(message, name, have)
+        inputs.append(Tensor(name, wire.datatype, _shape(wire, limits), raws[index]))
     return inputs
 
 
@@ -77,14 +81,23 @@ def _typed_inputs(message: pb.ModelInferRequest, limits: Limits) -> list[Tensor]
         if not wire.HasField("contents"):
             raise _no_data(message, wire.name)
         data = decode_contents(wire.name, model, wire.datatype, wire.contents)
-        inputs.append(Tensor(wire.name, wire.datatype, tuple(wire.shape), data))
+        inputs.append(Tensor(wire.name, wire.datatype, _shape(wire, limits), data))
     return inputs
 
 
-def _no_data(message: pb.ModelInferRequest, name: str) -> InvalidTensorError:
+def _shape(wire: pb.ModelInferRequest.InferInputTensor, limits: Limits) -> tuple[int, ...]:
+    shape = wire.shape
+    if len(shape) > limits.rank:  # its product alone would keep us busy
+        raise InvalidTensorError(
+            f"input '{shown(wire.name)}' has a shape of {len(shape)} dimensions, at most {limits.rank} are allowed"
+        )
+    return tuple(shape[:])
+
+
+def _no_data(message: pb.ModelInferRequest, name: str, raws: int = 0) -> InvalidTensorError:
     return InvalidTensorError(
         f"unable to find data for input tensor '{shown(name)}' for model '{shown(message.model_name)}' in request: it "
-        f"has no contents, and raw_input_contents has {len(message.raw_input_contents)} entries"
+        f"has no contents, and raw_input_contents has {raws} entries"
     )
 
 
@@ -137,23 +150,30 @@ def encode_response(response: InferResponse, *, is_typed: bool = False) -> pb.Mo
     Args:
         is_typed: The request's form. One FP16 or BF16 output makes the whole response raw, which every client reads.
     """
-    message = pb.ModelInferResponse(model_name=response.model, model_version=response.version, id=response.id)
-    if response.parameters:
-        encode_parameters(response.parameters, message.parameters)
+    message = encode_head(response)
     if is_typed and all(can_be_typed(tensor.datatype) for tensor in response.outputs):
-        for tensor in response.outputs:
-            wire = message.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-            wire.contents.CopyFrom(encode_contents(tensor.datatype, _data(tensor)))
+        for wire, tensor in zip(message.outputs, response.outputs, strict=True):
+            wire.contents.CopyFrom(encode_contents(tensor.datatype, raw_of(tensor)))
         return message
-    outputs, raws = message.outputs, message.raw_output_contents
+    raws = message.raw_output_contents
     for tensor in response.outputs:
-        outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-        data = _data(tensor)
-        raws.append(data if type(data) is bytes else bytes(data))
+        data = raw_of(tensor)
+        raws.append(data if isinstance(data, bytes) else bytes(data))
     return message
 
 
-def _data(tensor: Tensor) -> Any:
+def encode_head(response: InferResponse) -> pb.ModelInferResponse:
+    """A response without the bytes of its tensors."""
+    message = pb.ModelInferResponse(model_name=response.model, model_version=response.version, id=response.id)
+    if response.parameters:
+        encode_parameters(response.parameters, message.parameters)
+    outputs = message.outputs
+    for tensor in response.outputs:
+        outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+    return message
+
+
+def raw_of(tensor: Tensor) -> bytes | memoryview:
     if tensor.data is None:
         raise ValueError(f"tensor '{tensor.name}' has no bytes to encode")
     return tensor.data

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from tensorline.tensor import Tensor
+from tensorline.tensor import RANK_LIMIT, Tensor
 
 __all__ = [
     "LIMITS",
@@ -32,8 +32,7 @@ class Limits:
     parameter_key: int = 128
     parameter_value: int = 64 << 10
     request_id: int = 64 << 10
-    name: int = 128
-    """Of a model, a version or a tensor."""
+    rank: int = RANK_LIMIT
 
 
 LIMITS: Final = Limits()

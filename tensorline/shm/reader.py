@@ -1,11 +1,13 @@
 """The reader's side of the tensor plane: peers' arenas, mapped read-only and kept, and the checks on every handle."""
 
+import contextlib
 import itertools
 import logging
 import mmap
 import os
 import stat
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -39,6 +41,17 @@ log = logging.getLogger(__name__)
 def _stale() -> StaleHandleError:
     """One sentence for all that can be wrong: which check failed is nothing a client should learn."""
     return StaleHandleError("a tensor in shared memory is no longer there")
+
+
+@contextlib.contextmanager
+def _answering_stale() -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as err:
+        raise _stale() from err
+    except (OSError, ValueError) as err:  # ValueError: mmap found the file shorter than it was
+        log.warning("a peer's arena cannot be read: %s", err)
+        raise _stale() from err
 
 
 class ArenaReader:
@@ -118,7 +131,7 @@ class ArenaReader:
         if block < HEADER_BYTES or block % ALIGNMENT or handle.offset < first or handle.length < 0 or generation <= 0:
             raise _stale()
         if end > mapped.size:
-            with self._lock:
+            with self._lock, _answering_stale():
                 mapped.refresh(block)
             if end > mapped.size:
                 raise _stale()
@@ -134,15 +147,10 @@ class ArenaReader:
     def _map(self, arena_id: bytes) -> "_Mapped":
         if len(arena_id) != ARENA_ID_BYTES:
             raise _stale()
-        with self._lock:
+        with self._lock, _answering_stale():
             mapped = self._arenas.get(arena_id)
             if mapped is None:
-                try:
-                    mapped = _Peer(self._directory.path, arena_id)
-                except OSError as err:
-                    if not isinstance(err, FileNotFoundError):
-                        log.warning("a peer's arena cannot be read: %s", err)
-                    raise _stale() from err
+                mapped = _Peer(self._directory.path, arena_id)
                 self._make_room()
                 self._arenas[arena_id] = mapped
             return mapped
@@ -208,7 +216,7 @@ class _Peer(_Mapped):
 
     def refresh(self, block: int) -> None:
         size = os.fstat(self._descriptor).st_size if self._descriptor >= 0 else 0
-        if size <= self.size:
+        if size <= self.size or size % mmap.PAGESIZE:
             return
         memory = mmap.mmap(self._descriptor, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
         window = min(size, POPULATE_LIMIT)  # the rest is mapped as it is read: populating takes time and counts as RSS

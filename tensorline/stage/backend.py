@@ -61,7 +61,7 @@ class Batch(Protocol):
 
     @property
     def requested_outputs(self) -> frozenset[str]:
-        """Names that at least one request wants; a backend may leave out the rest."""
+        """Names that at least one request wants; a backend may leave out the rest. Empty: all of them."""
 
     def is_cancelled(self) -> bool:
         """Nobody waits for this batch any more: a long computation should stop. Cheap, callable from any thread."""
@@ -74,7 +74,11 @@ class Batch(Protocol):
 
 
 class Instance(Protocol):
-    """One execution slot of a loaded model, on one device."""
+    """One execution slot of a loaded model, on one device.
+
+    An instance may have an attribute `instant_bytes`: batches with at most so many input bytes are then run on the
+    event loop itself. For work of some microseconds that never blocks: a thread's turn costs more than that.
+    """
 
     def execute(self, batch: Batch) -> Mapping[str, Array]:
         """Run one batch: arrays of shape [rows, ...] by output name. Called on the instance's own thread.

@@ -34,7 +34,7 @@ from tensorline.tensor import (
     expected_byte_size,
 )
 
-__all__ = ["Executed", "Execution", "Plane"]
+__all__ = ["Executed", "Execution", "ModelView", "Plane"]
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +52,18 @@ class Plane:
     expose_model_errors: bool = False
     attaches_context: bool = False
     """Let the spans that a backend's own code opens be children of the request's: an OpenTelemetry SDK is installed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelView:
+    """What an execution needs to know of its model."""
+
+    version: str
+    is_batched: bool = False
+    input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Of the inputs that the configuration reshapes: how the backend sees them, without the batch dimension."""
+    output_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Of the outputs that the backend makes in another shape: how the client sees them."""
 
 
 @dataclass(slots=True)
@@ -114,13 +126,13 @@ class Execution:
     """One batch on its way through one instance."""
 
     def __init__(
-        self, requests: list[StageRequest], batch_id: int, instance_name: str, version: str, plane: Plane
+        self, requests: list[StageRequest], batch_id: int, instance_name: str, model: ModelView, plane: Plane
     ) -> None:
         self.requests = requests
         self.done: list[Executed] = []
         self._batch_id = batch_id
         self._instance_name = instance_name
-        self._version = version
+        self._model = model
         self._plane = plane
         self._input_ready = self._computed = 0
 
@@ -130,22 +142,43 @@ class Execution:
         self._input_ready = time.monotonic_ns()
         if not live:
             return
+        error = self._run_together(instance, live, arrays, on_loop=on_loop)
+        if error is None:
+            return
+        if len(live) == 1:
+            self._fail(live, error)
+            return
+        # One bad request is not its neighbours' failure: each gets a run, and an answer, of its own.
+        answered = {id(entry.request) for entry in self.done}
+        for request, inputs in zip(live, arrays, strict=True):
+            if id(request) not in answered:
+                alone = self._run_together(instance, [request], [inputs], on_loop=on_loop)
+                if alone is not None:
+                    self._fail([request], alone)
+
+    def _run_together(
+        self, instance: Instance, live: Sequence[StageRequest], arrays: Sequence[dict[str, Array]], *, on_loop: bool
+    ) -> BaseException | None:
+        """Run the requests as one batch; what went wrong, in which case none of them has an answer by it."""
         try:
             batch = RunningBatch(live, _stack(live, arrays, self._plane.reader), self._plane, may_wait=not on_loop)
         except Exception as error:
-            self._fail(live, error)
-            return
+            return error
         try:
             with self._context(live[0]):
                 outputs = instance.execute(batch)
+            if self._model.output_shapes:
+                outputs = dict(outputs)
+                _reshape(outputs, self._model.output_shapes, self._model.is_batched)
             self._computed = time.monotonic_ns()
             self._write_outputs(batch, outputs, self._overtaken(live))
         except BaseException as error:  # a model may raise SystemExit or CancelledError: still only its own failure
-            self._fail([r for r in live if all(entry.request is not r for entry in self.done)], error)
+            return error
         finally:
             # What `empty` gave out holds one reference of the batch's own; the requests have theirs.
             for _, block in batch.made.values():
                 self._plane.arena.release(block.handle.block, block.handle.generation)
+        return None
 
     def _context(self, request: StageRequest) -> contextlib.AbstractContextManager[object]:
         """Log lines and spans of the model's own code belong to the (first) request."""
@@ -161,9 +194,12 @@ class Execution:
                 inputs = {}
                 for tensor in request.inputs:
                     if tensor.handle is None:
-                        inputs[tensor.name] = decode_array(tensor.datatype, tensor.shape, tensor.data or b"")
+                        array = decode_array(tensor.datatype, tensor.shape, tensor.data or b"")
                     else:
-                        inputs[tensor.name] = self._plane.reader.array(tensor)
+                        array = self._plane.reader.array(tensor)
+                    inputs[tensor.name] = array
+                if self._model.input_shapes:
+                    _reshape(inputs, self._model.input_shapes, self._model.is_batched)
             except Exception as error:
                 self._fail([request], error)
                 continue
@@ -187,7 +223,7 @@ class Execution:
     def _write_outputs(self, batch: RunningBatch, outputs: Mapping[str, Array], stale: set[int]) -> None:
         requests = batch.requests
         given = {id(array): name for name, array in batch.inputs.items()}
-        written = [(request, Executed(request, StageResult(0, version=self._version))) for request in requests]
+        written = [(request, Executed(request, StageResult(0, version=self._model.version))) for request in requests]
         executed = [entry for request, entry in written if id(request) not in stale]
         try:
             for name, array in outputs.items():
@@ -257,7 +293,7 @@ class Execution:
             result = StageResult(
                 _status(error).value[0],
                 self._text(error, request),
-                version=self._version,
+                version=self._model.version,
                 timing=self._timing(request, self._input_ready or now, self._computed or now, now, request.rows),
             )
             self.done.append(Executed(request, result))
@@ -286,6 +322,18 @@ class Execution:
             rows,
             self._instance_name,
         )
+
+
+def _reshape(arrays: dict[str, Array], shapes: Mapping[str, tuple[int, ...]], is_batched: bool) -> None:
+    for name, shape in shapes.items():
+        array = arrays.get(name)
+        if array is not None:
+            try:
+                arrays[name] = array.reshape((array.shape[0], *shape) if is_batched else shape)
+            except ValueError as error:
+                raise InvalidTensorError(
+                    f"'{name}' of shape {list(array.shape)} does not reshape to {list(shape)}"
+                ) from error
 
 
 def _status(error: BaseException) -> StatusCode:

@@ -10,7 +10,7 @@ from tensorline.config.model import ModelConfig
 from tensorline.errors import CancelledByPeerError, DeadlineError, TensorlineError, UnavailableError
 from tensorline.rpc.frames import StageResult
 from tensorline.stage.backend import Instance
-from tensorline.stage.execution import Executed, Execution, Plane
+from tensorline.stage.execution import Executed, Execution, ModelView, Plane
 from tensorline.stage.queue import BatchQueue
 from tensorline.stage.request import StageRequest
 from tensorline.stage.worker import InstanceWorker
@@ -48,7 +48,12 @@ class ModelVersion:
             delay_s=batching.max_queue_delay_us / 1e6 if batching is not None else 0.0,
         )
         self._stacks = batching is not None and config.max_batch_size > 1
-        self._version = str(version)
+        self._view = ModelView(
+            str(version),
+            config.max_batch_size > 0,
+            {spec.name: spec.reshape for spec in config.inputs if spec.reshape is not None},
+            {spec.name: spec.dims for spec in config.outputs if spec.reshape is not None},
+        )
         self._workers = [InstanceWorker(name, instance, self._loop, self._finished) for name, instance in instances]
         self._timer: asyncio.TimerHandle | None = None
         self._running: set[Execution] = set()
@@ -102,7 +107,7 @@ class ModelVersion:
                 batched_ns = time.monotonic_ns()
                 for request in batch:
                     request.batched_ns = batched_ns
-                execution = Execution(batch, next(_batch_ids), worker.name, self._version, self._plane)
+                execution = Execution(batch, next(_batch_ids), worker.name, self._view, self._plane)
                 if worker.instant_bytes and _input_bytes(batch) <= worker.instant_bytes:
                     worker.run_now(execution)
                     self._answer(execution)
@@ -141,7 +146,7 @@ class ModelVersion:
             if request.is_cancelled
             else DeadlineError("the deadline passed while the request waited")
         )
-        request.answer(StageResult(error.status.value[0], str(error), version=self._version, not_started=True))
+        request.answer(StageResult(error.status.value[0], str(error), version=self._view.version, not_started=True))
 
     async def aclose(self, timeout_s: float) -> None:
         """Take no more, let what is here finish for at most `timeout_s`, answer the rest, close the instances."""

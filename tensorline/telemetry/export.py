@@ -21,7 +21,7 @@ __all__ = ["SpanExporter", "open_exporter"]
 log = logging.getLogger(__name__)
 
 _METHOD: Final = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
-_ATTEMPTS: Final = 3
+_ATTEMPTS: Final = 6  # half a minute with the pauses between them: a collector may restart
 _FIRST_BACKOFF_S: Final = 1.0
 _LAST_BACKOFF_S: Final = 30.0
 _RETRYABLE: Final = frozenset(

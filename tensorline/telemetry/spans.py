@@ -193,15 +193,10 @@ class SpanEncoder:
 
 
 def _is_usual(step: StepRecord, timing: StageTiming) -> bool:
-    """Succeeded at the first attempt, on a shared clock, with nothing more to tell."""
-    return not (
-        step.status
-        or step.attempt > 1
-        or step.clock_offset
-        or step.attributes
-        or not step.ended
-        or not timing.output_ready
-    )
+    """Succeeded at the first attempt, on a shared clock, through all phases, with nothing more to tell."""
+    if step.status or step.attempt > 1 or step.clock_offset or step.attributes or not step.ended:
+        return False
+    return bool(timing.queued and timing.batched and timing.input_ready and timing.computed and timing.output_ready)
 
 
 def _stage_layout(front: int, end: int) -> _Layout:

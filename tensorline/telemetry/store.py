@@ -133,7 +133,7 @@ class TraceStore:
         if len(heap) < self._slow_per_minute:
             heapq.heappush(heap, entry)
             self._bytes += size
-        elif entry[0] > heap[0][0]:
+        elif heap and entry[0] > heap[0][0]:
             self._bytes += size - _size(heapq.heapreplace(heap, entry)[2])
 
     def _drop_old_minutes(self, minute: int) -> None:

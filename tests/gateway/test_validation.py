@@ -206,6 +206,7 @@ def test_only_many_elements_are_heavy() -> None:
     many = Tensor("s", "BYTES", (HEAVY_ELEMENTS + 1,), raw(*[b"ab"] * (HEAVY_ELEMENTS + 1)))
     assert not check.is_heavy(request(photo))
     assert check.is_heavy(request(many))
+    assert not check.is_heavy(request(Tensor("s", "BYTES", (1 << 62,) * 1_000_000, b"\0" * (8 * HEAVY_ELEMENTS))))
 
 
 def test_a_long_name_or_id_leaves_room_for_the_reason() -> None:

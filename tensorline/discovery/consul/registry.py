@@ -62,6 +62,8 @@ class ConsulRegistry:
     async def deregister(self, instance_id: str) -> None:
         if self._wanted.pop(instance_id, None) is not None:
             await self._take_away(instance_id)
+        if not self._wanted:
+            self._succeeded.pop("beat", None)  # nothing beats any more, so nothing could mend it
 
     async def watch(self) -> AsyncIterator[frozenset[ServiceInstance]]:
         self._background.start("watch", lambda: forever("watch", self._query))
@@ -76,11 +78,13 @@ class ConsulRegistry:
         if self._is_closed:
             return
         self._is_closed = True
-        await self._background.aclose()
-        self._watched.close()
-        leaving, self._wanted = list(self._wanted), {}
-        await asyncio.gather(*map(self._take_away, leaving))
-        await self._agent.aclose()
+        try:
+            await self._background.aclose()
+            self._watched.close()
+            leaving, self._wanted = list(self._wanted), {}
+            await asyncio.gather(*map(self._take_away, leaving))
+        finally:
+            await self._agent.aclose()
 
     async def _beat(self) -> None:
         await asyncio.sleep(self._beat_s)
@@ -99,6 +103,7 @@ class ConsulRegistry:
                         self._succeed("beat")
                         return
                     log.warning("the Consul agent lost the registration of %s, making it again", instance_id)
+                    del self._announced[instance_id]
                 await self._agent.register(encode_registration(instance))
                 self._announced[instance_id] = instance
                 self._succeed("beat")

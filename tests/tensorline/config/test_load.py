@@ -303,7 +303,14 @@ def test_a_served_configuration_comes_back_equal() -> None:
         assert config_from_encoded(config.encoded) == config
 
 
-@pytest.mark.parametrize("encoded", [b"\xff\xff", pb.ModelConfig(input=[pb.ModelInput(name="a")]).SerializeToString()])
+@pytest.mark.parametrize(
+    "encoded",
+    [
+        b"\xff\xff",
+        pb.ModelConfig(input=[pb.ModelInput(name="a")]).SerializeToString(),
+        pb.ModelConfig(input=[pb.ModelInput.FromString(b"\x0a\x01a\x10\x4d")]).SerializeToString(),  # data_type 77
+    ],
+)
 def test_a_served_configuration_that_is_none_is_refused(encoded: bytes) -> None:
     with pytest.raises(ConfigError):
         config_from_encoded(encoded)

@@ -47,6 +47,7 @@ def test_every_kind_of_field_is_read() -> None:
         ("dynamic_batching { } sequence_batching { }", "sequence_batching"),
         ('name: "\\xff"', "line 1: field 'name': Couldn't parse string"),
         ("{", "line 1: Expected identifier"),
+        ("input { data_type: 99999999999 }", "m/config.pbtxt: Value out of range: 99999999999"),
     ],
 )
 def test_errors_help(text: str, wanted: str) -> None:

@@ -50,7 +50,7 @@ async def test_another_service_name_is_another_mesh(agent: ConsulAgent) -> None:
         async with watching(other) as watcher:
             await one.register(ONE)
             await other.register(TWO)
-            await watcher.wait_ids("pre-1")
+            await watcher.wait_ids("pre-1", within_s=3)  # the third query within a second waits
             assert registered(agent) == ["model-1"]
 
 
@@ -211,3 +211,13 @@ async def test_an_instance_made_by_hand_is_seen_by_its_address(agent: ConsulAgen
     async with open_registry(agent.url) as registry, watching(registry) as watcher:
         seen = await watcher.wait_for(bool)
         assert seen == {ServiceInstance(id="", service="", address="127.0.0.1:9009")}
+
+
+async def test_a_process_that_no_longer_registers_is_as_fresh_as_its_watch(agent: ConsulAgent) -> None:
+    async with proxied(agent.port) as proxy:
+        async with open_registry(f"consul://127.0.0.1:{proxy.port}{QUICK}") as registry, watching(registry):
+            await registry.register(ONE)
+            await proxy.cut()
+            await registry.deregister("model-1")
+            await proxy.start()
+            await until(lambda: registry.is_fresh, within_s=8)

@@ -261,3 +261,12 @@ def test_the_default_brings_no_client_library_in() -> None:
     directory = subprocess.run(["mktemp", "-d"], capture_output=True, text=True, check=True).stdout.strip()
     answered = subprocess.run([sys.executable, "-c", script, directory], capture_output=True, text=True, check=True)
     assert answered.stdout == "[]\n"
+
+
+async def test_a_closed_registry_opens_nothing_again(directory: Path) -> None:
+    async with open_registry(f"file://{directory}") as ours, open_registry(f"file://{directory}") as theirs:
+        await ours.register(ONE)
+        await theirs.aclose()
+        before = open_descriptors()
+        assert [seen async for seen in theirs.watch()] == []
+        assert open_descriptors() == before

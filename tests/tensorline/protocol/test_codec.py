@@ -148,6 +148,11 @@ SIZE_ONLY.parameters["shared_memory_byte_size"].int64_param = 2
         (request(typed("x", "STRING", 1, bytes_contents=[b"a"])), InvalidTensorError, "expected datatype '<invalid>'"),
         (request(REGION), UnsupportedError, "Client shared memory is disabled"),
         (request(SIZE_ONLY, raw=(b"ab",)), UnsupportedError, "Client shared memory is disabled"),
+        (
+            request(plain("x", "UINT8", *[1] * 33), raw=(b"a",)),
+            InvalidTensorError,
+            "input 'x' has a shape of 33 dimensions, at most 32 are allowed",
+        ),
         (request(id="i" * 65537), InvalidTensorError, "request id has 65537 bytes, at most 65536 are allowed"),
         (
             request(*[plain()] * 1025, raw=(b"ab",)),

@@ -62,7 +62,7 @@ async def test_a_killed_owners_arena_is_gone_in_5_s_and_a_live_one_is_not(
         assert len(arenas(directory)) == 2
         owner.kill()
         async with asyncio.timeout(5):
-            while len(arenas(directory)) > 1:  # noqa: ASYNC110 - the file system has no event to wait for
+            while len(arenas(directory)) > 1:
                 await asyncio.sleep(0.02)
         janitor.cancel()
     assert arenas(directory) == {f"{arena.id.hex()}.arena"}

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import grpc.aio
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
@@ -29,6 +29,10 @@ class Received(NamedTuple):
         return values(self.span.attributes)
 
 
+if TYPE_CHECKING:
+    Context = grpc.aio.ServicerContext[ExportTraceServiceRequest, ExportTraceServiceResponse]
+
+
 class Collector(TraceServiceServicer):
     def __init__(self) -> None:
         self.port = 0
@@ -39,8 +43,7 @@ class Collector(TraceServiceServicer):
         """Answered, in turn, before a request is taken."""
         self.rejects = 0
 
-    async def Export(self, request: ExportTraceServiceRequest, context: object) -> ExportTraceServiceResponse:  # noqa: N802
-        assert isinstance(context, grpc.aio.ServicerContext)
+    async def Export(self, request: ExportTraceServiceRequest, context: "Context") -> ExportTraceServiceResponse:  # noqa: N802
         await asyncio.sleep(self.delay_s)
         if self.failures:
             await context.abort(self.failures.pop(0), "no")
@@ -60,7 +63,7 @@ class Collector(TraceServiceServicer):
 
     async def wait_spans(self, number: int, timeout_s: float = 5.0) -> list[Received]:
         async with asyncio.timeout(timeout_s):
-            while len(self.spans()) < number:  # noqa: ASYNC110 - simple, and no faster matters here
+            while len(self.spans()) < number:
                 await asyncio.sleep(0.01)
         return self.spans()
 

@@ -1,0 +1,96 @@
+"""The gateway's models, instances and traces as tables in the terminal."""
+
+import os
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tensorline.telemetry.waterfall import waterfall
+
+__all__ = ["open_console", "print_instances", "print_models", "print_trace_list", "print_traces"]
+
+MIB = 1 << 20
+FILE_WIDTH = 120
+NUMBERS = ("batch", "busy", "queue", "MiB", "ms")
+
+
+def open_console() -> Console:
+    """Of stdout; as wide as the terminal, and wide enough for a file."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else FILE_WIDTH)
+
+
+def print_models(console: Console, models: Sequence[Mapping[str, Any]]) -> None:
+    table = _table("model", "version", "state", "backend", "batch")
+    table.add_column("served by")
+    for model in models:
+        is_ready = model["state"] == "READY"
+        count = len(model.get("instances", ()))
+        served_by = " → ".join(model.get("steps", ())) or f"{count} instance{'s' * (count != 1)}"
+        table.add_row(
+            Text(model["name"]),
+            str(model["version"]),
+            _state(model["state"]),
+            Text(str(model.get("backend", ""))),
+            str(model.get("max_batch_size", "")),
+            Text(served_by if is_ready else str(model.get("reason", ""))),
+        )
+    _show(console, table, "the gateway knows of no model")
+
+
+def print_instances(console: Console, instances: Sequence[Mapping[str, Any]]) -> None:
+    table = _table("instance", "state", "host", "tensors", "busy", "queue", "MiB")
+    table.add_column("models")
+    for one in instances:
+        models = [name for name, _, state in (model.partition(" ") for model in one["models"]) if state == "READY"]
+        table.add_row(
+            Text(one["id"]),
+            _state(one["state"]),
+            Text(one["host"]),
+            "shared" if one["is_colocated"] else "inline",
+            str(one["in_flight"]),
+            str(one["queued"]),
+            f"{one['arena_bytes'] / MIB:.1f}",
+            Text(", ".join(models)),
+        )
+    _show(console, table, "the gateway has heard of no service")
+
+
+def print_traces(console: Console, traces: Iterable[Any]) -> None:
+    for trace in traces:
+        console.print(waterfall(trace, console.width), soft_wrap=True)
+
+
+def print_trace_list(console: Console, traces: Sequence[Mapping[str, Any]]) -> None:
+    table = _table("trace", "started", "status", "ms")
+    table.add_column("model")
+    for trace in traces:
+        table.add_row(
+            trace["trace_id"],
+            time.strftime("%H:%M:%S", time.localtime(trace["start_ns"] // 10**9)),
+            _state(trace["status"]),
+            f"{trace['duration_ns'] / 1e6:.2f}",
+            Text(f"{trace['model']} {trace['version']}"),
+        )
+    _show(console, table, "no request is kept yet")
+
+
+def _table(*columns: str) -> Table:
+    """Columns that are never broken; one that may be comes after them."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="right" if column in NUMBERS else "left", no_wrap=True)
+    return table
+
+
+def _state(state: str) -> Text:
+    return Text(state, style="green" if state in ("READY", "OK") else "yellow" if state == "LOADING" else "red")
+
+
+def _show(console: Console, table: Table, when_empty: str) -> None:
+    console.print(table if table.row_count else when_empty)

@@ -1,0 +1,273 @@
+"""Names and rules of `reference/observability.md` §2 and §3, read by Prometheus's own parser."""
+
+from dataclasses import replace
+
+import pytest
+from prometheus_client import Counter
+from prometheus_client.parser import text_string_to_metric_families
+
+from tensorline.telemetry.counters import ModelTable
+from tensorline.telemetry.metrics import FAMILIES, Metrics
+from tensorline.telemetry.record import RequestRecord
+from tests.tensorline.telemetry.records import STAGES, failed, pipeline, refused, single, timing
+
+COUNTERS = [
+    "nv_inference_request_success",
+    "nv_inference_request_failure",
+    "nv_inference_count",
+    "nv_inference_exec_count",
+    "nv_inference_request_duration_us",
+    "nv_inference_queue_duration_us",
+    "nv_inference_compute_input_duration_us",
+    "nv_inference_compute_infer_duration_us",
+    "nv_inference_compute_output_duration_us",
+]
+
+
+def page(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    families = text_string_to_metric_families(metrics.render().decode())
+    return {(s.name, tuple(sorted(s.labels.items()))): s.value for family in families for s in family.samples}
+
+
+def of(model: str, **more: str) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted({"model": model, "version": "1", **more}.items()))
+
+
+def test_the_families_have_tritons_names_and_help_without_samples() -> None:
+    text = Metrics(process_metrics=False).render().decode()
+    for name in COUNTERS:
+        assert f"# TYPE {name} counter\n" in text
+        assert f"# HELP {name} " in text
+    assert "nv_inference_count_total" not in text
+
+
+def test_labels_stand_in_alphabetical_order() -> None:
+    metrics = Metrics(process_metrics=False)
+    metrics.models.declare("m", "1")
+    text = metrics.render().decode()
+    assert '\nnv_inference_count{model="m",version="1"} 0\n' in text
+    for reason in ("BACKEND", "CANCELED", "OTHER", "REJECTED"):
+        assert f'\nnv_inference_request_failure{{model="m",reason="{reason}",version="1"}} 0\n' in text
+
+
+def test_a_request_counts_on_its_model() -> None:
+    metrics = Metrics(process_metrics=False)
+    record = single()
+    record.steps[0].rows = 4
+    metrics.record(record)
+    values = page(metrics)
+    model = of("efficientnet_lite0")
+    assert values["nv_inference_request_success", model] == 1
+    assert values["nv_inference_count", model] == 4
+    assert values["nv_inference_exec_count", model] == 1
+    assert values["nv_inference_request_duration_us", model] == (record.ended - record.started) // 1000
+    assert values["nv_inference_queue_duration_us", model] == 90
+    assert values["nv_inference_compute_input_duration_us", model] == 50
+    assert values["nv_inference_compute_infer_duration_us", model] == 1000
+    assert values["nv_inference_compute_output_duration_us", model] == 40
+
+
+def test_a_pipeline_counts_once_and_each_step_on_its_model() -> None:
+    metrics = Metrics(process_metrics=False)
+    metrics.record(pipeline())
+    values = page(metrics)
+    for model in ("photo", "decode", "efficientnet_lite0", "classes"):
+        assert values["nv_inference_request_success", of(model)] == 1
+        assert values["nv_inference_exec_count", of(model)] == 1
+    assert values["nv_inference_queue_duration_us", of("photo")] == 270
+    assert values["nv_inference_compute_infer_duration_us", of("photo")] == 1200
+    row = metrics.models.get("photo", "1")
+    assert row is not None
+    assert (row.queue_count, row.compute_count) == (1, 1)
+
+
+def test_a_batch_is_one_execution() -> None:
+    models = ModelTable()
+    for _ in range(4):
+        record = single(batch_id=7)
+        assert record.steps[0].timing is not None
+        record.steps[0].timing = replace(record.steps[0].timing, batch_size=4)
+        models.record(record)
+    models.record(single(batch_id=8))
+    row = models.get("efficientnet_lite0", "1")
+    assert row is not None
+    assert (row.success_count, row.inference_count, row.execution_count) == (5, 5, 2)
+    assert {size: batch.count for size, batch in row.batches.items()} == {4: 1, 1: 1}
+    assert row.batches[4].compute_infer_ns == 1_000_000
+    other = single(batch_id=8)
+    other.steps[0].process = replace(STAGES[1], instance_id="model-2")
+    models.record(other)
+    assert row.execution_count == 3
+
+
+def test_remembering_batches_is_bounded() -> None:
+    models = ModelTable()
+    for number in range(5000):
+        models.record(single(batch_id=number))
+    row = models.get("efficientnet_lite0", "1")
+    assert row is not None
+    assert row.execution_count == 5000
+    assert len(row._seen) + len(row._seen_before) < 3000
+
+
+@pytest.mark.parametrize(
+    ("record", "reason", "own_reason"),
+    [
+        (failed(13), "OTHER", "BACKEND"),
+        (failed(3), "OTHER", "BACKEND"),
+        (failed(1), "CANCELED", "CANCELED"),
+        (failed(4), "OTHER", "REJECTED"),
+    ],
+)
+def test_failures_have_a_reason(record: RequestRecord, reason: str, own_reason: str) -> None:
+    metrics = Metrics(process_metrics=False)
+    for model in ("photo", "classes"):
+        metrics.models.declare(model, "1")
+    metrics.record(record)
+    values = page(metrics)
+    assert values["nv_inference_request_failure", of("photo", reason=reason)] == 1
+    assert values["nv_inference_request_failure", of("classes", reason=own_reason)] == 1
+    assert values["nv_inference_request_success", of("decode")] == 1
+    assert values["nv_inference_exec_count", of("classes")] == 1
+    assert sum(value for (name, _), value in values.items() if name == "nv_inference_request_failure") == 2
+
+
+@pytest.mark.parametrize("status", [3, 5, 8, 14])
+def test_what_was_refused_is_ours_to_count_and_not_tritons(status: int) -> None:
+    metrics = Metrics(process_metrics=False)
+    metrics.models.declare("photo", "1")
+    metrics.record(refused(status))
+    values = page(metrics)
+    assert sum(value for (name, _), value in values.items() if name == "nv_inference_request_failure") == 0
+    assert values["tensorline_requests_refused_total", of("photo")] == 1
+
+
+def test_a_full_queue_is_no_failure_and_a_lost_instance_is_one() -> None:
+    metrics = Metrics(process_metrics=False)
+    metrics.models.declare("efficientnet_lite0", "1")
+    for is_refused in (True, False):
+        record = single()
+        record.status = record.steps[0].status = 14
+        record.steps[0].timing, record.steps[0].is_refused = None, is_refused
+        metrics.record(record)
+    values = page(metrics)
+    assert values["tensorline_requests_refused_total", of("efficientnet_lite0")] == 1
+    assert values["nv_inference_request_failure", of("efficientnet_lite0", reason="OTHER")] == 1
+
+
+def test_a_retry_counts_once_as_a_request_and_once_as_a_retry() -> None:
+    metrics = Metrics(process_metrics=False)
+    record = single()
+    lost = replace(record.steps[0], status=14, timing=None)
+    record.steps[0].attempt = 2
+    record.steps.insert(0, lost)
+    metrics.record(record)
+    values = page(metrics)
+    assert values["nv_inference_request_success", of("efficientnet_lite0")] == 1
+    assert values["nv_inference_request_failure", of("efficientnet_lite0", reason="OTHER")] == 0
+    assert values["tensorline_retries_total", ()] == 1
+
+
+def test_a_step_under_way_when_the_client_left_is_cancelled() -> None:
+    metrics = Metrics(process_metrics=False)
+    metrics.models.declare("classes", "1")
+    record = failed(1)
+    record.steps[-1].ended, record.steps[-1].status, record.steps[-1].timing = 0, 0, None
+    metrics.record(record)
+    assert page(metrics)["nv_inference_request_failure", of("classes", reason="CANCELED")] == 1
+
+
+def test_client_text_makes_no_series() -> None:
+    metrics = Metrics(process_metrics=False)
+    before = len(page(metrics))
+    for number in range(10_000):
+        record = refused(5)
+        record.model, record.version = f'evil"{number}\n', "9"
+        metrics.record(record)
+    assert len(page(metrics)) == before
+    assert page(metrics)["tensorline_requests_unknown_total", ()] == 10_000
+
+
+def test_rows_come_with_a_model_and_go_with_it() -> None:
+    metrics = Metrics(process_metrics=False)
+    metrics.models.declare("m", "1").success_count = 5
+    metrics.models.declare("m", "1")
+    assert page(metrics)["nv_inference_request_success", of("m")] == 0
+    metrics.models.forget("m", "1")
+    assert not any(("model", "m") in labels for _, labels in page(metrics))
+    for number in range(5000):
+        metrics.models.declare(f"m{number}", "1")
+    assert len(list(metrics.models)) == 4096
+
+
+def test_a_stage_counts_what_it_ran() -> None:
+    models = ModelTable()
+    for status in (0, 0, 13):
+        models.executed("m", "1", timing(0, batch_id=1, batch_size=3), rows=1, status=status)
+        models.declare("m", "1") if models.get("m", "1") is None else None
+    row = models.get("m", "1")
+    assert row is not None
+    assert (row.success_count, row.fail_count, row.execution_count) == (2, 1, 1)
+    assert row.success_ns == 2 * 1_200_000
+
+
+def test_hops_are_measured_without_clocks() -> None:
+    metrics = Metrics(process_metrics=False)
+    record = pipeline()
+    for step in record.steps:
+        assert step.timing is not None
+        times = [getattr(step.timing, name) + 10**15 for name in step.timing.__slots__[:7]]
+        step.timing = replace(step.timing, **dict(zip(step.timing.__slots__[:7], times, strict=True)))
+    metrics.record(record)
+    values = page(metrics)
+    for service in ("preprocess", "model", "postprocess"):
+        labels = (("service", service),)
+        assert values["tensorline_hop_seconds_count", labels] == 1
+        assert values["tensorline_hop_seconds_sum", labels] == pytest.approx(160e-6)
+        assert values["tensorline_hop_seconds_bucket", (("le", "0.0001"), *labels)] == 0
+        assert values["tensorline_hop_seconds_bucket", (("le", "0.00025"), *labels)] == 1
+        assert values["tensorline_hop_seconds_bucket", (("le", "+Inf"), *labels)] == 1
+
+
+def test_gauges_are_read_at_each_scrape() -> None:
+    metrics = Metrics(process_metrics=False)
+    leased = [0]
+    metrics.watch("tensorline_arena_bytes_leased", lambda: leased[0])
+    metrics.watch("tensorline_instances", lambda: {("model", "READY"): 2, ("model", 'odd"\n\\'): 1})
+    metrics.watch("tensorline_queue_depth", lambda: {("a",): 1})
+    metrics.watch("tensorline_queue_depth", lambda: {("b",): 2})
+    leased[0] = 4096
+    values = page(metrics)
+    assert values["tensorline_arena_bytes_leased", ()] == 4096
+    assert values["tensorline_instances", (("service", "model"), ("state", "READY"))] == 2
+    assert values["tensorline_instances", (("service", "model"), ("state", 'odd"\n\\'))] == 1
+    assert values["tensorline_queue_depth", (("queue", "b"),)] == 2
+    with pytest.raises(KeyError):
+        metrics.watch("tensorline_invented", lambda: 0)
+
+
+def test_a_reader_that_fails_costs_its_own_family(caplog: pytest.LogCaptureFixture) -> None:
+    metrics = Metrics(process_metrics=False)
+
+    def broken() -> float:
+        raise ZeroDivisionError
+
+    metrics.watch("tensorline_in_flight", broken)
+    metrics.watch("tensorline_traces_held", lambda: 3)
+    values = page(metrics)
+    assert ("tensorline_in_flight", ()) not in values
+    assert values["tensorline_traces_held", ()] == 3
+    assert "tensorline_in_flight" in caplog.text
+
+
+def test_the_process_and_what_others_register_are_on_the_page() -> None:
+    metrics = Metrics()
+    Counter("custom_requests", "Of a model", registry=metrics.registry).inc()
+    values = page(metrics)
+    assert values["custom_requests_total", ()] == 1
+    assert values["process_resident_memory_bytes", ()] > 0
+
+
+def test_counters_are_named_as_prometheus_wants_unless_triton_named_them() -> None:
+    for name, family in FAMILIES.items():
+        assert name.startswith("nv_") or (family.kind == "counter") == name.endswith("_total")
