@@ -1,12 +1,13 @@
 """What the gateway shows of itself at each scrape, beside the counters of its requests."""
 
 from gateway.mesh import Mesh
+from gateway.models import Models
 from gateway.service import GatewayLimits
 from tensorline.discovery import Registry
 from tensorline.shm import Arena
 from tensorline.telemetry.metrics import Metrics
 
-__all__ = ["watch_gauges"]
+__all__ = ["declare_rows", "watch_gauges"]
 
 
 def watch_gauges(metrics: Metrics, arena: Arena, limits: GatewayLimits, mesh: Mesh, registry: Registry) -> None:
@@ -23,3 +24,11 @@ def watch_gauges(metrics: Metrics, arena: Arena, limits: GatewayLimits, mesh: Me
         return counts
 
     metrics.watch("tensorline_instances", instances)
+
+
+def declare_rows(metrics: Metrics, models: Models) -> None:
+    """Give each model that became ready its counters: a refusal that comes before any success is counted too."""
+    for name in models.names:
+        for version in models.versions(name):
+            if metrics.models.get(name, str(version)) is None:
+                metrics.models.declare(name, str(version))

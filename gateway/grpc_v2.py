@@ -12,10 +12,10 @@ from grpc_reflection.v1alpha import reflection
 from gateway.readiness import Readiness
 from gateway.service import InferenceService
 from tensorline import __version__
-from tensorline.errors import OverloadedError, answering
-from tensorline.protocol.codec import decode_request, encode_response
+from tensorline.errors import ResourceExhaustedError, UnavailableError, answering
 from tensorline.protocol.reflected import BothPools
 from tensorline.protocol.stubs.inference import grpc_service_pb2 as pb
+from tensorline.protocol.wire import decode_request_wire, encode_response_wire
 
 __all__ = ["EXTENSIONS", "KServeFrontEnd", "make_grpc_server"]
 
@@ -23,16 +23,19 @@ SERVICE = "inference.GRPCInferenceService"
 INFER = f"{SERVICE}/ModelInfer"
 EXTENSIONS = ("classification", "model_configuration", "parameters")
 PUSHBACK_MS = 100
+TAKES_BYTES = ("ModelInfer",)
+"""Methods that get and give a message's wire form: large tensors are then not copied by protobuf."""
 Context = Any  # aio.ServicerContext[Request, Response]: each method has its own pair
 
 
 class KServeFrontEnd:
     """The methods of this release; every other answers UNIMPLEMENTED, as gRPC does for a method that is not there."""
 
-    def __init__(self, service: InferenceService, readiness: Readiness, server_id: str) -> None:
+    def __init__(self, service: InferenceService, readiness: Readiness, server_id: str, max_message_bytes: int) -> None:
         self._service = service
         self._readiness = readiness
         self._server_id = server_id
+        self._max_message_bytes = max_message_bytes
 
     async def ServerLive(self, request: pb.ServerLiveRequest, context: Context) -> pb.ServerLiveResponse:
         return pb.ServerLiveResponse(live=True)
@@ -71,11 +74,11 @@ class KServeFrontEnd:
             return answer
         raise AssertionError("answered above")
 
-    async def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
+    async def ModelInfer(self, request: bytes, context: Context) -> bytes:
         started_ns = time.monotonic_ns()
         async with answering(context):
             try:
-                decoded = decode_request(request)
+                decoded = decode_request_wire(request)
                 response = await self._service.infer(
                     decoded,
                     self._service.recorder.begin(context.invocation_metadata() or ()),
@@ -83,19 +86,27 @@ class KServeFrontEnd:
                     started_ns,
                     INFER,
                 )
-            except OverloadedError:
+            except UnavailableError:
                 context.set_trailing_metadata((("grpc-retry-pushback-ms", str(PUSHBACK_MS)),))
                 raise
-            return encode_response(response, is_typed=decoded.is_typed)
+            answer = encode_response_wire(response, is_typed=decoded.is_typed)
+            if len(answer) > self._max_message_bytes:  # gRPC would refuse it too, with a traceback in the log
+                raise ResourceExhaustedError(
+                    f"the response has {len(answer)} bytes, at most {self._max_message_bytes} can be sent"
+                )
+            return answer
         raise AssertionError("answered above")
 
 
 def _handlers(front_end: KServeFrontEnd) -> dict[str, "grpc.RpcMethodHandler[Any, Any]"]:
     """Of the methods that are there; the generated servicer would answer the others with a traceback in the log."""
-    handlers = {}
+    handlers: dict[str, "grpc.RpcMethodHandler[Any, Any]"] = {}
     for method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods:
         behaviour = getattr(front_end, method.name, None)
         if behaviour is not None:
+            if method.name in TAKES_BYTES:
+                handlers[method.name] = grpc.unary_unary_rpc_method_handler(behaviour)
+                continue
             request, response = getattr(pb, method.input_type.name), getattr(pb, method.output_type.name)
             handlers[method.name] = grpc.unary_unary_rpc_method_handler(
                 behaviour, request_deserializer=request.FromString, response_serializer=response.SerializeToString

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from grpc import aio
 
 from gateway.admin import AdminRoutes, is_loopback, metrics_app
-from gateway.gauges import watch_gauges
+from gateway.gauges import declare_rows, watch_gauges
 from gateway.grpc_v2 import KServeFrontEnd, make_grpc_server
 from gateway.mesh import Mesh
 from gateway.models import Models
@@ -92,6 +92,7 @@ async def serve_gateway(instance_id: str, settings: GatewaySettings) -> None:
 
         def table_changed() -> None:
             models.changed()
+            declare_rows(metrics, models)
             changed.set()
 
         mesh = Mesh(registry, local, reader, table_changed)
@@ -103,7 +104,7 @@ async def serve_gateway(instance_id: str, settings: GatewaySettings) -> None:
         watch_gauges(metrics, arena, limits, mesh, registry)
 
         server = make_grpc_server(
-            KServeFrontEnd(service, readiness, settings.server_id),
+            KServeFrontEnd(service, readiness, settings.server_id, settings.max_message_bytes),
             readiness,
             max_message_bytes=settings.max_message_bytes,
             max_streams=MAX_STREAMS,

@@ -55,6 +55,7 @@ class Mesh:
         self._hosted: dict[StageConnection, list[HostedModel]] = {}
         self._by_arena: dict[bytes, StageConnection] = {}
         self._table: dict[tuple[str, str], list[StageConnection]] = {}
+        self._newest: dict[str, int] = {}
         self._configs: dict[tuple[str, int], ModelConfig] = {}
         self._decoded: dict[bytes, ModelConfig] = {}
         self._turn = 0
@@ -155,7 +156,7 @@ class Mesh:
                     self._learn(model)
         for name, version in newest.items():
             table[name, ""] = table[name, str(version)]
-        self._table = table
+        self._table, self._newest = table, newest
         self._on_change()
 
     def _learn(self, model: HostedModel) -> None:
@@ -184,6 +185,11 @@ class Mesh:
 
     def ready_versions(self, model: str) -> list[int]:
         return sorted(int(version) for name, version in self._table if name == model and version)
+
+    def newest(self, model: str) -> str:
+        """The version that "" stands for at present; "" when none is ready."""
+        version = self._newest.get(model)
+        return "" if version is None else str(version)
 
     @property
     def model_names(self) -> set[str]:

@@ -18,6 +18,8 @@ __all__ = ["Models", "ServedModel"]
 
 log = logging.getLogger(__name__)
 
+VERSION_DIGITS = 19
+
 
 @dataclass(slots=True)
 class ServedModel:
@@ -34,7 +36,8 @@ class ServedModel:
         """A fresh run of one request; `requested` empty: all outputs."""
         if self.plan is not None:
             return PipelineSteps(self.plan, self.targets, requested)
-        return SingleStep(self.config, asked_version, tuple(requested))
+        # Not as the client wrote it: "01" is version 1 too.
+        return SingleStep(self.config, str(self.version) if asked_version else "", tuple(requested))
 
 
 class SingleStep:
@@ -251,7 +254,8 @@ def _number(version: str) -> int | None:
     """
     if not version:
         return None
-    if version.isascii() and version.isdigit():
+    is_short = len(version) <= VERSION_DIGITS  # what 64 bits hold; Python itself refuses to read thousands of digits
+    if version.isascii() and version.isdigit() and is_short:
         return int(version)
     if version.startswith("-") and version[1:].isdigit():
         raise InvalidTensorError(f"invalid version '{shown(version)}', must be integer > 0")

@@ -11,7 +11,7 @@ from typing import Protocol
 from gateway.ledger import Ledger
 from gateway.mesh import Mesh
 from gateway.plane import GatewayPlane
-from tensorline.errors import DeadlineError, TensorlineError, UnavailableError, error_for_status
+from tensorline.errors import DeadlineError, OverloadedError, TensorlineError, UnavailableError, error_for_status
 from tensorline.rpc.connection import StageConnection
 from tensorline.rpc.frames import ParameterValue, StageResult, Submission
 from tensorline.telemetry.context import new_span_id
@@ -144,7 +144,9 @@ class RequestRunner:
         if self._done is None or self._done.done():
             return
         model, version = self._steps.target(step)
-        record = StepRecord(model, version, new_span_id(), time.monotonic_ns(), attempt=attempt)
+        rows = self._record.rows
+        known = version or self._mesh.newest(model)  # what its stage says when it answers replaces this
+        record = StepRecord(model, known, new_span_id(), time.monotonic_ns(), attempt=attempt, rows=rows)
         self._record.steps.append(record)
         try:
             connection = self._mesh.pick(model, version, exclude)
@@ -183,7 +185,7 @@ class RequestRunner:
         self._open.pop(step, None)
         record.ended = time.monotonic_ns()
         record.timing = result.timing
-        record.clock_offset = connection.clock.offset_ns
+        record.clock_offset, record.clock_error = connection.clock.offset_ns, connection.clock.error_ns
         if result.version:
             record.version = self.version = result.version
         if self._done is None or self._done.done():
@@ -208,11 +210,20 @@ class RequestRunner:
 
     def _take_failure(self, step: int, connection: StageConnection, record: StepRecord, result: StageResult) -> None:
         is_lost = not connection.is_open
-        may_repeat = result.status == UNAVAILABLE and (is_lost or result.not_started)
-        if may_repeat and record.attempt < ATTEMPTS and self._mesh.budget(record.model).take(time.monotonic()):
+        record.is_refused = result.status == UNAVAILABLE and result.not_started
+        may_repeat = record.is_refused or (result.status == UNAVAILABLE and is_lost)
+        may_repeat = may_repeat and record.attempt < ATTEMPTS and self._has_other(step, connection)
+        if may_repeat and self._mesh.budget(record.model).take(time.monotonic()):
             self._begin(step, record.attempt + 1, (connection,))
             return
         error = error_for_status(result.status, result.error)
         if is_lost:
             error = UnavailableError(f"the instance of model '{record.model}' that ran the request is gone")
+        elif record.is_refused:
+            error = OverloadedError(result.error)
         self._fail(self._steps.failure(step, error))
+
+    def _has_other(self, step: int, connection: StageConnection) -> bool:
+        """Somebody else could run it. If nobody can, the first refusal is the answer: it says more."""
+        candidates = self._mesh.serving(*self._steps.target(step))
+        return any(other.accepts and other is not connection for other in candidates)

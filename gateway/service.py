@@ -123,9 +123,9 @@ class InferenceService:
         if found.config.decoupled:
             raise UnsupportedError("ModelInfer RPC doesn't support models with decoupled transaction policy")
         if found.checker.is_heavy(request):
-            await asyncio.to_thread(found.checker.check, request)
+            record.rows = await asyncio.to_thread(found.checker.check, request)
         else:
-            found.checker.check(request)
+            record.rows = found.checker.check(request)
         byte_size = sum(tensor.byte_size for tensor in request.inputs)
         self.limits.enter(byte_size)
         try:

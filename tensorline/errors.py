@@ -26,7 +26,8 @@ __all__ = [
 ]
 
 MESSAGE_LIMIT = 1024
-"""Characters of an error text that reach a client."""
+"""Bytes of an error text that reach a client: it travels in a header, at three times its size if it is not ASCII, and
+above 8 KiB clients begin to refuse headers at random."""
 
 log = logging.getLogger(__name__)
 
@@ -123,6 +124,10 @@ def error_for_status(number: int, message: str) -> TensorlineError:
     return _BY_NUMBER.get(number, InternalError)(message)
 
 
+def _cut(text: str) -> str:
+    return text.encode(errors="replace")[:MESSAGE_LIMIT].decode(errors="ignore")
+
+
 class AbortContext(Protocol):
     """What `answering` needs of a gRPC servicer context."""
 
@@ -137,7 +142,7 @@ class answering(contextlib.AbstractAsyncContextManager[None]):  # noqa: N801 - r
 
     async def __aexit__(self, kind: object, err: BaseException | None, tb: object) -> None:
         if isinstance(err, TensorlineError):
-            await self._context.abort(err.status, str(err)[:MESSAGE_LIMIT])
+            await self._context.abort(err.status, _cut(str(err)))
         if isinstance(err, Exception):  # not CancelledError: cancellation passes through
             log.error("unexpected error", exc_info=err)
             await self._context.abort(StatusCode.INTERNAL, "internal error")

@@ -1,6 +1,7 @@
 """What every process of a mesh is told at its start; read once in a `main`, then handed down in parts."""
 
 import difflib
+import logging
 import os
 import sys
 import tempfile
@@ -8,8 +9,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, TypeVar
 
-from pydantic import ByteSize, Field, NonNegativeFloat, PositiveInt, ValidationError, field_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic import (
+    BaseModel,
+    ByteSize,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+)
 
 from tensorline.errors import ConfigError
 
@@ -25,18 +34,18 @@ def default_mesh_directory() -> Path:
     return root / f"tensorline-{os.getuid()}"
 
 
-class MeshSettings(BaseSettings):
+class MeshSettings(BaseModel):
     """Shared by gateways and stages. Environment variables carry the prefix TENSORLINE_."""
 
-    model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=PREFIX)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     mesh_directory: Path = Field(default_factory=default_mesh_directory)
     """tmpfs directory of the mesh: arenas, sockets and the embedded registry. Made with mode 0700."""
     discovery: str = ""
     """file:///dir, consul://host:port, static://a:1,b:2 or dns://name:port; empty: files in the mesh directory."""
-    model_repository: Annotated[list[Path], NoDecode] = Field(default_factory=list)
+    model_repository: list[Path] = Field(default_factory=list)
     """Model repositories; in the environment separated by colons."""
-    arena_bytes: ByteSize = ByteSize(256 << 20)
+    arena_bytes: Annotated[ByteSize, Field(gt=0)] = ByteSize(256 << 20)
     """Limit of this process's arena. It grows on demand and never shrinks."""
     inline_bytes: ByteSize = ByteSize(4 << 10)
     """Tensors up to this size travel in the frame; bigger ones as handles."""
@@ -52,6 +61,14 @@ class MeshSettings(BaseSettings):
     @classmethod
     def _split(cls, value: object) -> object:
         return [part for part in value.split(":") if part] if isinstance(value, str) else value
+
+    @field_validator("log_level")
+    @classmethod
+    def _check_level(cls, value: str) -> str:
+        levels = logging.getLevelNamesMapping()
+        if value.upper() not in levels:
+            raise ValueError(f"must be one of {', '.join(levels).lower()}")
+        return value
 
     @property
     def is_logging_json(self) -> bool:
@@ -85,14 +102,18 @@ def read_settings(kind: type[Settings], environ: Mapping[str, str]) -> Settings:
     Raises:
         ConfigError: a value that cannot be, or a variable with our prefix that is no setting (with the nearest name).
     """
-    for name in environ:
+    values: dict[str, str] = {}
+    for name, value in environ.items():
+        if not name.startswith(PREFIX):
+            continue
         field = name.removeprefix(PREFIX).lower()
-        if name.startswith(PREFIX) and field not in kind.model_fields:
+        values[field] = value
+        if field not in kind.model_fields:
             near = difflib.get_close_matches(field, kind.model_fields, n=1)
             hint = f"; did you mean {PREFIX}{near[0].upper()}?" if near else ""
             raise ConfigError(f"{name} is no setting of this process{hint}")
     try:
-        return kind()
+        return kind.model_validate(values)
     except ValidationError as error:
         told = [f"{PREFIX}{'.'.join(map(str, e['loc'])).upper()}={e['input']!r}: {e['msg']}" for e in error.errors()]
         raise ConfigError("; ".join(told)) from error

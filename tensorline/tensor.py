@@ -3,8 +3,7 @@
 import math
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -54,8 +53,7 @@ ELEMENT_LIMIT: Final = 1 << 40
 RANK_LIMIT: Final = 32
 
 
-@dataclass(frozen=True, slots=True)
-class Handle:
+class Handle(NamedTuple):
     """Where a tensor's bytes lie in a process's arena.
 
     `block` is the offset of the block's header in the arena, `offset` that of the first byte: several requests of one
@@ -69,9 +67,12 @@ class Handle:
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """A named tensor in flight: its bytes in raw protocol form (`data`), or where they are (`handle`)."""
+class Tensor(NamedTuple):
+    """A named tensor in flight: its bytes in raw protocol form (`data`), or where they are (`handle`).
+
+    A tuple, as are the other values that a request makes by the dozen: a frozen dataclass costs three times as much to
+    make.
+    """
 
     name: str
     datatype: str
@@ -122,8 +123,10 @@ def expected_byte_size(datatype: str, shape: tuple[int, ...]) -> int | None:
     if shape and min(shape) < 0:
         raise InvalidTensorError(f"shape {list(shape)} has a negative dimension")
     count = element_count(shape)
-    if count > ELEMENT_LIMIT:
-        raise InvalidTensorError(f"shape {list(shape)} has {count} elements, which exceed maximum size {ELEMENT_LIMIT}")
+    # Also without its zeros: numpy multiplies only the other sizes, and they must not overflow there.
+    most = count or element_count(size or 1 for size in shape)
+    if most > ELEMENT_LIMIT:
+        raise InvalidTensorError(f"shape {list(shape)} has {most} elements, which exceed maximum size {ELEMENT_LIMIT}")
     return None if datatype == BYTES else count * dtype.itemsize
 
 
@@ -186,8 +189,9 @@ def encode_bytes_tensor(array: Array) -> bytes:
             element = element.encode()
         elif not isinstance(element, bytes | bytearray | memoryview):
             raise InvalidTensorError(f"a BYTES element is {type(element).__name__}, not bytes or str")
-        parts.append(len(element).to_bytes(4, "little"))
-        parts.append(bytes(element))
+        raw = bytes(element)
+        parts.append(len(raw).to_bytes(4, "little"))
+        parts.append(raw)
     return b"".join(parts)
 
 
@@ -204,10 +208,12 @@ def decode_array(datatype: str, shape: tuple[int, ...], raw: bytes | memoryview)
         raise InvalidTensorError(
             f"byte size mismatch for {datatype} of shape {list(shape)}. Expected {want}, got {len(raw)}"
         )
-    # ml_dtypes' dtypes are no buffer formats, and frombuffer refuses an empty buffer.
-    if want == 0:
+    if want == 0:  # frombuffer refuses an empty buffer
         return np.empty(shape, DATATYPES[datatype])
-    return np.frombuffer(raw, np.uint8).view(DATATYPES[datatype]).reshape(shape)
+    if datatype == "BF16":  # no buffer format
+        return np.frombuffer(raw, np.uint8).view(DATATYPES[datatype]).reshape(shape)
+    array = np.frombuffer(raw, DATATYPES[datatype])
+    return array if len(shape) == 1 else array.reshape(shape)
 
 
 def encode_array(array: Array) -> bytes | memoryview:

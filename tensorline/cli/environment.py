@@ -44,7 +44,6 @@ GATEWAY_FIELDS: Final = MESH_FIELDS | {
     "default_timeout_s",
     "strict_readiness",
     "admin_token_file",
-    "trace_ratio",
     "trace_rate",
     "trace_store",
 }

@@ -40,18 +40,19 @@ def print_outputs(console: Console, outputs: Mapping[str, Array]) -> None:
     """Tensors of one shape stand side by side: their elements with the same index belong together."""
     by_shape = sorted(outputs.items(), key=lambda item: item[1].shape)
     for shape, group in groupby(by_shape, key=lambda item: item[1].shape):
+        size = int(np.prod(shape))
+        told = f"shape {list(shape)}" + (f", the first {ROWS} of {size} elements" if size > ROWS else "")
+        console.print(Text(told, style="dim"))
         console.print(_table(shape, dict(group)))
 
 
 def _table(shape: tuple[int, ...], arrays: Mapping[str, Array]) -> Table:
-    size = int(np.prod(shape))
-    title = f"shape {list(shape)}" + (f", the first {ROWS} of {size} elements" if size > ROWS else "")
-    table = Table(title=title, title_justify="left", title_style="dim", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("index", style="dim", justify="right")
     for name, array in arrays.items():
         is_text = array.dtype.kind == "O"
         table.add_column(Text(f"{name} {datatype_of(array.dtype)}"), justify="left" if is_text else "right")
-    for row in range(min(size, ROWS)):
+    for row in range(min(int(np.prod(shape)), ROWS)):
         index = ",".join(str(part) for part in np.unravel_index(row, shape))
         table.add_row(index, *(Text(_shown(array.flat[row])) for array in arrays.values()))
     return table

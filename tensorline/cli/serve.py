@@ -59,7 +59,9 @@ def become(target: str, environment: Mapping[str, str]) -> None:
     Raises:
         CommandError: it cannot be started.
     """
-    command = [sys.executable, *([target] if target.endswith(".py") else ["-m", target])]
+    is_ours = target == "gateway" or target in SERVICES.values()  # -P: whatever lies in the working directory
+    options = [target] if target.endswith(".py") else [*(["-P"] if is_ours else []), "-m", target]
+    command = [sys.executable, *options]
     sys.stdout.flush()
     sys.stderr.flush()
     try:

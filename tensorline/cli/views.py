@@ -27,7 +27,7 @@ def open_console() -> Console:
 
 def print_models(console: Console, models: Sequence[Mapping[str, Any]]) -> None:
     table = _table("model", "version", "state", "backend", "batch")
-    table.add_column("served by")
+    table.add_column("served by", overflow="fold")
     for model in models:
         is_ready = model["state"] == "READY"
         count = len(model.get("instances", ()))
@@ -45,7 +45,7 @@ def print_models(console: Console, models: Sequence[Mapping[str, Any]]) -> None:
 
 def print_instances(console: Console, instances: Sequence[Mapping[str, Any]]) -> None:
     table = _table("instance", "state", "host", "tensors", "busy", "queue", "MiB")
-    table.add_column("models")
+    table.add_column("models", overflow="fold")
     for one in instances:
         models = [name for name, _, state in (model.partition(" ") for model in one["models"]) if state == "READY"]
         table.add_row(
@@ -68,7 +68,7 @@ def print_traces(console: Console, traces: Iterable[Any]) -> None:
 
 def print_trace_list(console: Console, traces: Sequence[Mapping[str, Any]]) -> None:
     table = _table("trace", "started", "status", "ms")
-    table.add_column("model")
+    table.add_column("model", overflow="fold")
     for trace in traces:
         table.add_row(
             trace["trace_id"],
@@ -82,7 +82,7 @@ def print_trace_list(console: Console, traces: Sequence[Mapping[str, Any]]) -> N
 
 def _table(*columns: str) -> Table:
     """Columns that are never broken; one that may be comes after them."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for column in columns:
         table.add_column(column, justify="right" if column in NUMBERS else "left", no_wrap=True)
     return table

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -25,7 +24,7 @@ def classify_tensor(tensor: Tensor, count: int, labels: Sequence[str] = (), *, i
         raise _unsupported(BYTES)
     scores = decode_array(tensor.datatype, tensor.shape, tensor.data)
     found = classify(scores, count, labels, is_batched=is_batched)
-    return replace(tensor, datatype=BYTES, shape=found.shape, data=encode_bytes_tensor(found), handle=None)
+    return Tensor(tensor.name, BYTES, found.shape, encode_bytes_tensor(found))
 
 
 def classify(scores: Array, count: int, labels: Sequence[str] = (), *, is_batched: bool) -> NDArray[np.object_]:

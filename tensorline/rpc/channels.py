@@ -1,4 +1,4 @@
-"""gRPC settings of the mesh, on both ends. Each has its reason in what was measured (docs/robustness.md)."""
+"""gRPC settings of the mesh, on both ends. Each has its reason in what was measured (docs/architecture.md)."""
 
 from typing import Final
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from tensorline.config import ModelConfig, scan
+from tensorline.config import ModelConfig, scan, with_devices
 from tensorline.errors import ConfigError, NotFoundError, TensorlineError, UnavailableError
 from tensorline.rpc.connection import HostedModel
 from tensorline.stage.backend import Backends, Device, Instance, ModelDirectory
@@ -95,7 +95,8 @@ class ModelHost:
         instances: list[tuple[str, Instance]] = []
         try:
             _check_supported(config)
-            for name, device in _placements(config):
+            # This host has no GPU that a backend of this release could use.
+            for name, device in _placements(with_devices(config, gpus=())):
                 instances.append((name, await loop.run_in_executor(pool, factory, directory, device)))
         except Exception as error:
             for _, instance in instances:
@@ -170,20 +171,13 @@ def _check_supported(config: ModelConfig) -> None:
 
 
 def _placements(config: ModelConfig) -> list[tuple[str, Device]]:
-    """Name and device of each instance.
-
-    Raises:
-        ConfigError: a GPU is asked for where there is none.
-    """
-    placements = []
-    for index, group in enumerate(config.instance_groups):
-        label = group.name or f"{config.name}_{index}"
-        if group.kind == "KIND_GPU":
-            # Devices come with the engines that use them (pytorch, tensorrt); no backend of this release does.
-            raise ConfigError(
-                f"instance group '{label}' of model '{config.name}' has kind KIND_GPU but no GPUs are available"
-            )
-        placements += [(f"{label}_{number}", Device("cpu")) for number in range(group.count)]
+    """Name and device of each instance."""
+    placements = [
+        (f"{group.name}_{number}", Device("cpu"))
+        for group in config.instance_groups
+        if not group.is_passive
+        for number in range(group.count)
+    ]
     return placements or [(f"{config.name}_0", Device("cpu"))]
 
 

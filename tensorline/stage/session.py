@@ -1,11 +1,12 @@
 """The stage's end of one stage stream: frames in, frames out, and what the gateway at the other end holds here."""
 
 import asyncio
+import functools
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable
-from typing import Protocol, cast
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, Protocol, cast
 
 from grpc import aio
 
@@ -22,11 +23,14 @@ from tensorline.rpc.frames import (
 )
 from tensorline.rpc.lane import Lane
 from tensorline.rpc.outbox import Outbox, TensorList
+from tensorline.stage.backend import ParameterValue
 from tensorline.stage.request import StageRequest
 
 __all__ = ["Session", "SessionOwner"]
 
 log = logging.getLogger(__name__)
+
+_NO_PARAMETERS: Final[Mapping[str, ParameterValue]] = {}
 
 
 class SessionOwner(Protocol):
@@ -159,21 +163,22 @@ class Session:
 
     def _take_submit(self, wire: pb.Submit, received_ns: int) -> None:
         number = wire.id
+        timeout_us = wire.timeout_us
         request = StageRequest(
-            model=wire.model,
-            version=wire.version,
-            inputs=[],
-            outputs=tuple(wire.outputs) if wire.outputs else (),
-            request_id=wire.request_id,
-            deadline=received_ns / 1e9 + wire.timeout_us / 1e6 if wire.timeout_us else math.inf,
-            answer=lambda result: self._answer(number, result),
-            holder=self,
-            parameters=decode_parameters(wire.parameters) if wire.parameters else {},
-            priority=wire.priority,
-            is_inline_only=wire.inline_only,
-            trace_id=wire.trace_id,
-            span_id=wire.span_id,
-            trace_flags=wire.trace_flags,
+            wire.model,
+            wire.version,
+            [],
+            tuple(wire.outputs),
+            wire.request_id,
+            received_ns * 1e-9 + timeout_us * 1e-6 if timeout_us else math.inf,
+            functools.partial(self._answer, number),
+            self,
+            decode_parameters(wire.parameters) if wire.parameters else _NO_PARAMETERS,
+            wire.priority,
+            wire.inline_only,
+            wire.trace_id,
+            wire.span_id,
+            wire.trace_flags,
             received_ns=received_ns,
         )
         try:

@@ -3,6 +3,7 @@
 The `nv_inference_*` families are written by us: `prometheus_client` would name them `..._total`, and Triton does not.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     pass
 
 __all__ = ["CONTENT_TYPE", "FAMILIES", "Family", "Metrics", "Reading"]
+
+log = logging.getLogger(__name__)
 
 CONTENT_TYPE: Final = "text/plain; charset=utf-8"
 
@@ -164,7 +167,11 @@ class Metrics:
         _head(lines, name, family.kind, family.help)
         values: dict[tuple[str, ...], float] = {}
         for read in self._readers[name]:
-            reading = read()
+            try:
+                reading = read()
+            except Exception:  # one broken reader must not take the page away
+                log.exception("metric %s could not be read", name)
+                continue
             values.update(reading if isinstance(reading, Mapping) else {(): reading})
         for key, value in sorted(values.items()):
             labels = _labels(**dict(zip(family.labels, key, strict=True))) if key else ""

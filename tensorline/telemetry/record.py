@@ -6,6 +6,7 @@ offset of its clock. `WALL_OFFSET_NS` turns them into wall-clock time.
 
 import time
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 __all__ = [
     "WALL_OFFSET_NS",
@@ -51,8 +52,7 @@ class TraceContext:
         return bool(self.flags & 1)
 
 
-@dataclass(frozen=True, slots=True)
-class StageTiming:
+class StageTiming(NamedTuple):
     """When a stage did what, on the stage's monotonic clock (ns)."""
 
     received: int

@@ -96,8 +96,8 @@ async def open_recorder(
     if settings.service_name:
         gateway = replace(gateway, service=settings.service_name)
     sampler = Sampler(settings.ratio, settings.rate_per_s, keeps_notable=settings.keeps_notable)
-    metrics = metrics or Metrics()
-    store = store or TraceStore(gateway)
+    metrics = Metrics() if metrics is None else metrics
+    store = TraceStore(gateway) if store is None else store  # an empty store is false
     async with contextlib.AsyncExitStack() as stack:
         exporter = None
         if settings.is_exporting:

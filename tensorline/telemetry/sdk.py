@@ -20,6 +20,7 @@ from tensorline.telemetry.spans import resource_attributes
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SpanExporter
 
 __all__ = ["Sdk", "install_sdk", "stage_context", "stage_span_scope"]
 
@@ -54,17 +55,19 @@ def stage_span_scope(trace_id: bytes, span_id: bytes, flags: int, request_id: st
 class Sdk:
     """What was installed; `shutdown` blocks, so it is called in a thread or when the loop has ended."""
 
-    def __init__(self, provider: "TracerProvider | None" = None) -> None:
+    def __init__(self, provider: "TracerProvider | None" = None, exporter: "SpanExporter | None" = None) -> None:
         self.provider = provider
+        self._exporter = exporter
 
     def shutdown(self, timeout_s: float = _SHUTDOWN_S) -> None:
         """Send what is left, for at most `timeout_s`: a dead collector would hold the SDK for its whole time-out."""
-        if self.provider is None:
+        if self.provider is None or self._exporter is None:
             return
         thread = threading.Thread(target=self.provider.shutdown, name="otel-shutdown", daemon=True)
         thread.start()
         thread.join(timeout_s)
         if thread.is_alive():
+            self._exporter.shutdown()  # returns at once, and ends what the thread waits for
             log.warning("the trace collector did not take the last spans in %.1f s", timeout_s)
 
 
@@ -111,4 +114,4 @@ def install_sdk(process: Process, settings: TelemetrySettings, *, is_global: boo
     )
     if is_global:
         trace.set_tracer_provider(provider)
-    return Sdk(provider)
+    return Sdk(provider, exporter)

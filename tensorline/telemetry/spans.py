@@ -1,29 +1,18 @@
 """The one encoder: finished requests to the bytes of an OTLP ExportTraceServiceRequest.
 
-Written straight in protobuf's wire format: filling the generated messages was measured at five times the cost. A step
-that went as usual, five spans of the six that most requests add per step, is packed from prepared parts; whatever is
-out of the ordinary (an error, a retry, another host's clock) goes the general way through `tree.Span`.
+Written straight in protobuf's wire format: filling the generated messages was measured at six times the cost. What is
+as usual goes through `usual.UsualSteps`, the rest (an error, a retry, another host's clock) through `tree.Span`.
 Source: opentelemetry/proto/trace/v1/trace.proto; field numbers stand beside their tags.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from struct import Struct
 from typing import Final, TypeVar
 
 from tensorline.telemetry import names
-from tensorline.telemetry.record import (
-    WALL_OFFSET_NS,
-    Attributes,
-    AttributeValue,
-    Process,
-    RequestRecord,
-    StageTiming,
-    StepRecord,
-    TraceContext,
-)
+from tensorline.telemetry.record import WALL_OFFSET_NS, Attributes, AttributeValue, Process, RequestRecord, TraceContext
 from tensorline.telemetry.tree import (
-    INTERNAL,
     PHASES,
     Span,
     request_id_attributes,
@@ -32,7 +21,8 @@ from tensorline.telemetry.tree import (
     stage_spans,
     step_span,
 )
-from tensorline.telemetry.wire import ATTRIBUTE_LIMIT, AttributeEncoder, field, varint
+from tensorline.telemetry.usual import UsualSteps, is_usual
+from tensorline.telemetry.wire import ATTRIBUTE_LIMIT, AttributeEncoder, field, name_and_kind, varint
 
 __all__ = ["SpanEncoder", "resource_attributes", "span_count"]
 
@@ -41,8 +31,6 @@ _SAMPLED: Final = 0x01
 _HAS_IS_REMOTE: Final = 0x100
 _IS_REMOTE: Final = 0x200
 _TIMES: Final = Struct("<BQBQ")
-_S0, _S1, _S2, _S3 = (salt for _, salt in PHASES)
-_Layout = tuple[Callable[..., bytes], bytes, bytes, bytes, bytes]
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
@@ -82,33 +70,32 @@ class SpanEncoder:
         self._attributes = AttributeEncoder(0x4A, uncached=frozenset({names.REQUEST_ID}))  # Span: 9 attributes
         self._resources: dict[Process, bytes] = {}
         self._usual_requests: dict[tuple[str, str, str], bytes] = {}
-        self._usual_steps: dict[tuple[str, str, str], tuple[bytes, bytes]] = {}
-        self._layouts: dict[tuple[int, int], _Layout] = {}
+        self._usual_steps = UsualSteps(gateway, self._attributes)
 
     def encode(self, records: Iterable[RequestRecord]) -> bytes:
         """One request message, its spans grouped by the process they belong to."""
+        gateway, pack_usual = self._gateway, self._usual_steps.pack
         own: list[bytes] = []
-        groups = {self._gateway: own}
+        groups = {gateway: own}
         for record in records:
-            local, remote = _trace_fields(record.context)
-            root = remote if record.context.is_from_caller else local
-            own.append(self._request(record, root))
+            context = record.context
+            local, remote = _trace_fields(context)
+            own.append(self._request(record, remote if context.is_from_caller else local))
+            parent = b"\x22\x08" + record.span_id  # 4 parent_span_id
             for step in record.steps:
                 timing, process = step.timing, step.process
                 if timing is None or process is None:
-                    own.append(self._span(step_span(step, record, self._gateway), local))
+                    own.append(self._span(step_span(step, record, gateway), local))
                     continue
                 stage = groups.get(process)
                 if stage is None:
                     stage = groups[process] = []
-                if _is_usual(step, timing):
-                    constant, model = self._usual_step(step, timing, record)
-                    times = _times(step.started + WALL_OFFSET_NS, step.ended + WALL_OFFSET_NS)
-                    ids = b"\x12\x08%b\x22\x08%b" % (step.span_id, record.span_id)  # 2 span_id, 4 parent_span_id
-                    own.append(_span_field(local, ids, times, constant))
-                    stage.append(self._usual_stage_spans(step, timing, remote, model))
+                if is_usual(step, timing) and not context.state:
+                    step_bytes, stage_bytes = pack_usual(step, timing, record, parent, local, remote)
+                    own.append(step_bytes)
+                    stage.append(stage_bytes)
                 else:
-                    own.append(self._span(step_span(step, record, self._gateway), local))
+                    own.append(self._span(step_span(step, record, gateway), local))
                     ended = step.ended or record.ended
                     stage += [self._span(span, remote) for span in stage_spans(step, timing, process, ended)]
         return b"".join([self._resource_spans(process, spans) for process, spans in groups.items() if spans])
@@ -132,7 +119,7 @@ class SpanEncoder:
             b"\x12\x08" + span.span_id,  # 2 span_id
             b"\x22\x08" + span.parent_id if span.parent_id else b"",  # 4 parent_span_id
             _times(span.start, span.end),
-            _name_and_kind(span.name, span.kind),
+            name_and_kind(span.name, span.kind),
             self._attributes.encode(span.attributes),
             _error(span.message) if span.is_error else b"",
         )
@@ -144,7 +131,7 @@ class SpanEncoder:
         constant = self._usual_requests.get(key)
         if constant is None:
             span = request_span(replace(record, request_id=""), self._gateway)
-            constant = _name_and_kind(span.name, span.kind) + self._attributes.encode(span.attributes)
+            constant = name_and_kind(span.name, span.kind) + self._attributes.encode(span.attributes)
             _remember(self._usual_requests, key, constant)
         parent = record.context.span_id
         return _span_field(
@@ -155,59 +142,6 @@ class SpanEncoder:
             constant,
             self._attributes.encode(request_id_attributes(record)),
         )
-
-    def _usual_step(self, step: StepRecord, timing: StageTiming, record: RequestRecord) -> tuple[bytes, bytes]:
-        """What is the same each time: the step's span but for ids and times, and the model of its stage's spans."""
-        key = (step.model, step.version, timing.instance)
-        usual = self._usual_steps.get(key)
-        if usual is None:
-            span = step_span(step, record, self._gateway)
-            constant = _name_and_kind(span.name, span.kind) + self._attributes.encode(span.attributes)
-            usual = (constant, self._attributes.encode(((names.MODEL_NAME, step.model),)))
-            _remember(self._usual_steps, key, usual)
-        return usual
-
-    def _usual_stage_spans(self, step: StepRecord, timing: StageTiming, trace: bytes, model: bytes) -> bytes:
-        """All four in one `Struct.pack`, value for value what `tree.stage_spans` says."""
-        encode_int = self._attributes.encode_int
-        batch = encode_int(names.BATCH_ID, timing.batch_id) + encode_int(names.BATCH_SIZE, timing.batch_size)
-        end = b"%b%b\x39" % (model, batch)
-        front = b"%b\x22\x08%b\x12\x08" % (trace, step.span_id)
-        sizes = (len(front), len(end))
-        layout = self._layouts.get(sizes)
-        if layout is None:
-            layout = _stage_layout(*sizes)
-            _remember(self._layouts, sizes, layout)
-        pack, h0, h1, h2, h3 = layout
-        base = int.from_bytes(step.span_id, "little")
-        batched = timing.batched + WALL_OFFSET_NS
-        input_ready = timing.input_ready + WALL_OFFSET_NS
-        computed = timing.computed + WALL_OFFSET_NS
-        queued, output_ready = timing.queued + WALL_OFFSET_NS, timing.output_ready + WALL_OFFSET_NS
-        return pack(
-            *(h0, front, base ^ _S0, end, queued, 0x41, batched),
-            *(h1, front, base ^ _S1, end, batched, 0x41, input_ready),
-            *(h2, front, base ^ _S2, end, input_ready, 0x41, computed),
-            *(h3, front, base ^ _S3, end, computed, 0x41, output_ready),
-        )
-
-
-def _is_usual(step: StepRecord, timing: StageTiming) -> bool:
-    """Succeeded at the first attempt, on a shared clock, through all phases, with nothing more to tell."""
-    if step.status or step.attempt > 1 or step.clock_offset or step.attributes or not step.ended:
-        return False
-    return bool(timing.queued and timing.batched and timing.input_ready and timing.computed and timing.output_ready)
-
-
-def _stage_layout(front: int, end: int) -> _Layout:
-    """For parts of these sizes: what packs four spans, and the bytes that each begins with."""
-    formats, heads = [], []
-    for name, _ in PHASES:
-        constant = _name_and_kind(name, INTERNAL)
-        length = varint(len(constant) + front + 8 + end + 17)
-        heads.append(b"\x12%b%b" % (length, constant))  # ScopeSpans: 2 spans
-        formats.append(f"{len(heads[-1])}s{front}sQ{end}sQBQ")
-    return (Struct("<" + "".join(formats)).pack, *heads)  # type: ignore[return-value]
 
 
 def _trace_fields(context: TraceContext) -> tuple[bytes, bytes]:
@@ -229,10 +163,6 @@ def _span_field(*parts: bytes) -> bytes:
 
 def _times(start: int, end: int) -> bytes:
     return _TIMES.pack(0x39, start, 0x41, end)  # 7 start_time_unix_nano, 8 end_time_unix_nano: fixed64
-
-
-def _name_and_kind(name: str, kind: int) -> bytes:
-    return field(0x2A, name[:ATTRIBUTE_LIMIT].encode(errors="replace")) + b"\x30" + varint(kind)  # 5 name, 6 kind
 
 
 def _error(message: str) -> bytes:

@@ -168,12 +168,11 @@ def step_span(step: StepRecord, record: RequestRecord, gateway: Process) -> Span
 
 
 def stage_attributes(step: StepRecord, timing: StageTiming) -> Attributes:
-    """The same for each of a step's stage spans."""
-    return (
-        (names.MODEL_NAME, step.model),
-        (names.BATCH_ID, timing.batch_id),
-        (names.BATCH_SIZE, timing.batch_size),
-    )
+    """The same for each of a step's stage spans. A batch is named when others were in it too: it links their spans."""
+    model: Attributes = ((names.MODEL_NAME, step.model),)
+    if timing.batch_size <= step.rows:
+        return model
+    return ((names.BATCH_ID, timing.batch_id), (names.BATCH_SIZE, timing.batch_size), *model)
 
 
 def stage_marks(step: StepRecord, timing: StageTiming, ended: int) -> list[int]:

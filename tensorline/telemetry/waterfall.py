@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Final
 
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
@@ -14,7 +15,7 @@ from tensorline.telemetry.view import SpanView, TraceView
 
 __all__ = ["render_waterfall", "waterfall"]
 
-MIN_WIDTH: Final = 60
+MIN_WIDTH: Final = 64
 _NAME_WIDTH: Final = (22, 40)
 _SERVICE_WIDTH: Final = (11, 20)
 _NUMBER_WIDTH: Final = 7
@@ -38,13 +39,13 @@ _LEGEND: Final = (
     ("i", "cyan", "input"),
     ("C", "green", "compute"),
     ("o", "cyan", "output"),
-    ("-", "bright_black", "in the rows below"),
+    ("-", "bright_black", "below"),
 )
 _Row = tuple[int, SpanView, list[SpanView]]
 
 
 def render_waterfall(trace: TraceView, *, width: int = 80, color: bool = False) -> str:
-    """The waterfall as text of lines of at most `width` columns (60 at least), with ANSI colours if asked for."""
+    """The waterfall as text of lines of at most `width` columns (64 at least), with ANSI colours if asked for."""
     width = max(width, MIN_WIDTH)
     out = io.StringIO()
     console = Console(
@@ -55,7 +56,7 @@ def render_waterfall(trace: TraceView, *, width: int = 80, color: bool = False) 
         legacy_windows=False,
         _environ={},
     )
-    console.print(waterfall(trace, width), soft_wrap=True, end="")
+    console.print(waterfall(trace, width), end="")
     return out.getvalue()
 
 
@@ -65,7 +66,7 @@ def waterfall(trace: TraceView, width: int = 80) -> Text:
     start = min(span["start_ns"] for span in spans)
     total = max(max(span["end_ns"] for span in spans) - start, 1)
     axis = _Axis(start, total, max(width, MIN_WIDTH))
-    text = Text(no_wrap=True)
+    text = Text()
     for line in (*_header(trace), axis.head(), *(axis.row(*row) for row in _rows(spans)), _legend()):
         text.append_text(line).append("\n")
     return text
@@ -165,17 +166,20 @@ def _own(span: SpanView) -> tuple[str, str]:
 def _legend() -> Text:
     legend = Text("")
     for letter, style, meaning in _LEGEND:
-        legend.append(letter, style=style).append(f" {meaning}   ", style="dim")
+        legend.append(letter, style=style).append(f" {meaning}  ", style="dim")
     legend.rstrip()
     return legend
 
 
 def _fit(text: str, width: int) -> str:
-    return text.ljust(width) if len(text) <= width else f"{text[: width - 1]}…"
+    """Exactly `width` columns; East Asian letters take two."""
+    return set_cell_size(text if cell_len(text) <= width else f"{set_cell_size(text, width - 1)}…", width)
 
 
 def _ms(duration_ns: int) -> str:
-    ms = duration_ns / 1e6
+    ms = max(duration_ns, 0) / 1e6
+    if ms >= 1e7:
+        return f"{ms:.1e}"
     if ms >= 99.95:
         return f"{ms:.0f}"
     return f"{ms:.1f}" if ms >= 9.995 else f"{ms:.2f}" if ms >= 0.9995 else f"{ms:.3f}"

@@ -5,7 +5,7 @@ from typing import Final
 
 from tensorline.telemetry.record import Attributes, AttributeValue
 
-__all__ = ["ATTRIBUTE_LIMIT", "AttributeEncoder", "field", "varint"]
+__all__ = ["ATTRIBUTE_LIMIT", "AttributeEncoder", "field", "name_and_kind", "varint"]
 
 ATTRIBUTE_LIMIT: Final = 1024
 """Characters of an attribute's value; the rest is cut off."""
@@ -35,6 +35,10 @@ def varint(number: int) -> bytes:
 def field(tag: int, payload: bytes) -> bytes:
     """A length-delimited field; `tag` is (number << 3 | 2), numbers under 16."""
     return b"%c%b%b" % (tag, varint(len(payload)), payload)
+
+
+def name_and_kind(name: str, kind: int) -> bytes:
+    return field(0x2A, name[:ATTRIBUTE_LIMIT].encode(errors="replace")) + b"\x30" + varint(kind)  # Span: 5 name, 6 kind
 
 
 class AttributeEncoder:

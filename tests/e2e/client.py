@@ -13,7 +13,7 @@ from tensorline.protocol.stubs.inference import grpc_service_pb2 as pb
 from tensorline.protocol.stubs.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from tensorline.tensor import Array, datatype_of, decode_array, encode_array, encode_bytes_tensor
 
-__all__ = ["Failure", "arrays", "failure", "infer", "request"]
+__all__ = ["Failure", "arrays", "failure", "infer", "outcome", "request"]
 
 
 def request(model: str, outputs: Sequence[str] = (), *, id: str = "", version: str = "", **inputs: Array) -> Any:
@@ -50,12 +50,19 @@ class Failure:
     trailers: Mapping[str, str]
 
 
-async def failure(call: Any) -> Failure:
-    """How the awaitable `call` fails."""
+async def outcome(call: Any) -> Failure | None:
+    """How the awaitable `call` fails, if it does."""
     began = time.monotonic()
     try:
-        answer = await call
+        await call
     except AioRpcError as error:
         trailers = {str(key): str(value) for key, value in error.trailing_metadata() or ()}
         return Failure(error.code(), error.details() or "", time.monotonic() - began, trailers)
-    raise AssertionError(f"no error, but {str(answer)[:500]}")
+    return None
+
+
+async def failure(call: Any) -> Failure:
+    """How it fails, which it must."""
+    found = await outcome(call)
+    assert found is not None
+    return found

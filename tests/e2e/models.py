@@ -8,7 +8,7 @@ from tests.e2e.mesh import STAGES, Service
 
 __all__ = ["CHAIN", "DATATYPE_NAMES", "chain_services", "ensemble", "model", "tensor", "write_chain"]
 
-DATATYPE_NAMES = [*DATATYPES, "BYTES"]
+DATATYPE_NAMES = [*DATATYPES]
 CHAIN = ("pre", "mid", "post")
 """The processes of a chain, and the folders of their models."""
 

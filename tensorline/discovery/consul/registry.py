@@ -37,7 +37,7 @@ class ConsulRegistry:
         self._url = url
         self._agent = agent
         self._beat_s = url.ttl_s / BEATS_PER_TTL
-        # For beats, which do not wait, and queries, which do. With a shorter beat the queries keep a share of their own.
+        # For beats, which do not wait, and queries, which do; however short the beat, two thirds are left for queries.
         self._bucket = TokenBucket(max(CALLS_PER_S, 3 / self._beat_s), BURST)
         self._watched = Watched()
         self._background = Background()

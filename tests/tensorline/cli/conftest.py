@@ -11,11 +11,6 @@ MakeScript = Callable[[str, str], str]
 
 
 @pytest.fixture
-def anyio_backend() -> tuple[str, dict[str, bool]]:
-    return "asyncio", {"use_uvloop": True}
-
-
-@pytest.fixture
 def output() -> KeptOutput:
     return KeptOutput()
 

@@ -44,7 +44,7 @@ def program(name: str, target: str, tier: int = 1) -> Program:
 
 async def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
     async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 - what is waited for happens in other processes
+        while not condition():
             await asyncio.sleep(0.01)
 
 

@@ -24,7 +24,7 @@ def anyio_backend() -> tuple[str, dict[str, bool]]:
 async def until(is_so: Callable[[], bool], within_s: float = 5.0) -> None:
     """For what tells nobody when it changes."""
     async with asyncio.timeout(within_s):
-        while not is_so():  # noqa: ASYNC110
+        while not is_so():
             await asyncio.sleep(0.01)
 
 

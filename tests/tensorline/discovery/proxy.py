@@ -10,7 +10,7 @@ __all__ = ["Proxy", "proxied"]
 
 class Proxy:
     def __init__(self, target_port: int) -> None:
-        self._target_port = target_port
+        self.target_port = target_port
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -32,12 +32,16 @@ class Proxy:
         if self._server is not None:
             self._server.close()
             self._server = None
-        for writer in list(self._writers):
-            writer.transport.abort()
+        self.reset()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def reset(self) -> None:
+        """Every connection breaks; new ones are taken."""
+        for writer in list(self._writers):
+            writer.transport.abort()
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        upstream_reader, upstream_writer = await asyncio.open_connection("127.0.0.1", self._target_port)
+        upstream_reader, upstream_writer = await asyncio.open_connection("127.0.0.1", self.target_port)
         mine = {writer, upstream_writer}
         self._writers |= mine
         task = asyncio.current_task()

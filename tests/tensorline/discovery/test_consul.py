@@ -93,6 +93,27 @@ async def test_an_agent_that_restarts_empty_is_told_again_and_nobody_is_missed(a
             await watcher.wait_ids("pre-1")
 
 
+async def test_an_agent_that_is_replaced_without_a_gap_is_not_asked_for_the_index_of_the_old_one(
+    agent: ConsulAgent,
+) -> None:
+    """The connection breaks, the next one reaches an empty agent: aiohttp alone would repeat the query in silence."""
+    async with proxied(agent.port) as proxy, consul_agent() as successor:
+        url = f"consul://127.0.0.1:{proxy.port}{QUICK}"
+        async with open_registry(url) as ours, open_registry(url) as theirs, watching(theirs) as watcher:
+            for turn in range(20):
+                await ours.register(dataclasses.replace(ONE, release=str(turn)))
+            await watcher.wait_for(lambda seen: {each.release for each in seen} == {"19"}, within_s=2)
+            told = len(watcher.told)
+            proxy.target_port = successor.port
+            proxy.reset()
+            await until(lambda: registered(successor) == ["model-1"])
+            await until(lambda: proxy.requests[-1].startswith(f"{HEALTH}?index="))
+            await asyncio.sleep(1)
+            assert watcher.told[told:] == []
+            await ours.deregister("model-1")
+            await watcher.wait_ids(within_s=2)
+
+
 async def test_who_does_not_come_back_to_an_empty_agent_is_gone_after_the_hold(agent: ConsulAgent) -> None:
     url = agent.url + QUICK
     async with open_registry(url) as ours, open_registry(url) as theirs, watching(theirs) as watcher:

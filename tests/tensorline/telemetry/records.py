@@ -1,7 +1,6 @@
 """Finished requests as a gateway would tell them."""
 
 import itertools
-from dataclasses import replace
 
 from tensorline.telemetry.context import new_span_id, new_trace_id
 from tensorline.telemetry.record import Process, RequestRecord, StageTiming, StepRecord, TraceContext
@@ -79,7 +78,7 @@ def failed(status: int, message: str = "it broke", context: TraceContext = CALLE
     record = pipeline(context)
     last = record.steps[-1]
     assert last.timing is not None
-    last.timing = replace(last.timing, computed=0, output_ready=0)
+    last.timing = last.timing._replace(computed=0, output_ready=0)
     last.status = record.status = status
     last.error = record.error = message
     return record

@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -187,12 +188,12 @@ def test_one_line_escapes_surrogates() -> None:
 
 
 def test_stderr_is_the_default() -> None:
-    assert sys.stderr is not None
-    program = (
-        "from tensorline.telemetry.logs import configure_logging as c; import logging; c('s', 'i'); logging.info('x')"
-    )
-    import subprocess
-
+    program = """
+import logging
+from tensorline.telemetry.logs import configure_logging
+configure_logging("s", "i")
+logging.info("x")
+"""
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
     assert json.loads(done.stderr)["event"] == "x"
     assert done.stdout == b""

@@ -66,6 +66,12 @@ async def test_switched_off_nothing_leaves_and_the_store_works(collector: Collec
     assert collector.requests == []
 
 
+async def test_it_uses_the_store_and_metrics_it_is_given() -> None:
+    store, metrics = TraceStore(GATEWAY, recent=3), Metrics(process_metrics=False)
+    async with open_recorder(GATEWAY, TelemetrySettings(), metrics=metrics, store=store) as recorder:
+        assert (recorder.store, recorder.metrics) == (store, metrics)
+
+
 async def test_the_page_knows_every_request_that_has_ended() -> None:
     async with open_recorder(GATEWAY, TelemetrySettings()) as recorder:
         for _ in range(100):

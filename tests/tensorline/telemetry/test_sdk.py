@@ -1,5 +1,7 @@
+import asyncio
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 
@@ -59,6 +61,10 @@ async def test_a_dead_collector_delays_no_exit(caplog: pytest.LogCaptureFixture)
     before = time.perf_counter()
     await anyio.to_thread.run_sync(sdk.shutdown, 1.0)
     assert time.perf_counter() - before < 1.5
+    assert "did not take the last spans" in caplog.text
+    async with asyncio.timeout(5):
+        while any(thread.name == "otel-shutdown" for thread in threading.enumerate()):
+            await asyncio.sleep(0.01)
 
 
 def test_without_the_extra_it_says_what_to_install() -> None:

@@ -153,7 +153,7 @@ def test_a_request_that_expired_in_the_queue_shows_the_queue_alone() -> None:
     record = failed(DEADLINE_EXCEEDED)
     timing = record.steps[-1].timing
     assert timing is not None
-    record.steps[-1].timing = replace(timing, batched=0, input_ready=0)
+    record.steps[-1].timing = timing._replace(batched=0, input_ready=0)
     stage = [span for span in told(record) if span.process is STAGES[2]]
     assert [span.name for span in stage] == ["queue"]
     assert stage[0].end == timing.sent + WALL_OFFSET_NS
@@ -187,8 +187,8 @@ def test_another_hosts_clock_is_corrected_and_said() -> None:
     for step in record.steps:
         assert step.timing is not None
         ahead = 7_000_000_000
-        moved = [value + ahead for value in (getattr(step.timing, name) for name in step.timing.__slots__[:7])]
-        step.timing = replace(step.timing, **dict(zip(step.timing.__slots__[:7], moved, strict=True)))
+        moved = [value + ahead for value in (getattr(step.timing, name) for name in step.timing._fields[:7])]
+        step.timing = step.timing._replace(**dict(zip(step.timing._fields[:7], moved, strict=True)))
         step.clock_offset, step.clock_error = -ahead, 40_000
     assert [span[5:7] for span in told(record) if span.process in STAGES] == same
     attributes = dict(told(record)[1].attributes)
