@@ -88,4 +88,5 @@ $(DEV): pyproject.toml constraints.txt | $(BIN)/python
 
 $(BIN)/python:
 	@[ -n "$(PYTHON)" ] || { echo "Python 3.11 or newer is needed and none was found; PYTHON=/path/to/python3 names one." >&2; exit 1; }
+	@echo "Making $(VENV)"
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "$(PYTHON) cannot make a virtual environment (on Debian: apt-get install python3-venv)." >&2; exit 1; }

@@ -52,6 +52,7 @@ class Mesh:
         self._on_change = on_change
         self._instances: dict[ServiceInstance, asyncio.Task[None]] = {}
         self._wanted: set[tuple[str, str, str]] = set()
+        self._streams: dict[tuple[str, str, str], StageConnection] = {}
         self._hosted: dict[StageConnection, list[HostedModel]] = {}
         self._by_arena: dict[bytes, StageConnection] = {}
         self._table: dict[tuple[str, str], list[StageConnection]] = {}
@@ -79,21 +80,20 @@ class Mesh:
             instance = wanted[place]
             self._instances[instance] = tasks.create_task(self._keep_connected(instance))
         for place in known.keys() - wanted.keys():
-            # Direct evidence decides: a stream that stands and answers outlives its entry until it ends itself.
-            if not self._is_alive(known[place].id):
+            # Direct evidence decides: a stream that stands and answers outlives its entry until it ends itself. One that
+            # drains has left the registry first, and has our requests to finish.
+            stream = self._streams.get(place)
+            if stream is None or not stream.is_open or not stream.is_responsive:
                 self._instances.pop(known[place]).cancel()
 
-    def _is_alive(self, instance_id: str) -> bool:
-        return any(c.instance_id == instance_id and c.is_responsive and not c.is_draining for c in self._hosted)
-
     async def _keep_connected(self, instance: ServiceInstance) -> None:
-        delay = RETRY_FIRST_S
+        delay, place = RETRY_FIRST_S, _place(instance)
         while True:
-            opened = False
+            opened: StageConnection | None = None
 
             def on_open(connection: StageConnection) -> None:
                 nonlocal opened
-                opened = True
+                opened = self._streams[place] = connection
                 self._add(connection)
 
             target = self._target(instance)
@@ -106,13 +106,15 @@ class Mesh:
                 log.exception("stage stream failed", extra={"instance": instance.id})
                 connection_lost = type(error).__name__
             finally:
+                if self._streams.get(place) is opened:
+                    self._streams.pop(place, None)
                 self._drop_closed()
-            if opened:
+            if opened is not None:
                 delay = RETRY_FIRST_S
                 log.info("stage left", extra={"instance": instance.id, "cause": connection_lost})
             else:
                 log.debug("stage not reached", extra={"instance": instance.id, "cause": connection_lost})
-            if _place(instance) not in self._wanted:
+            if place not in self._wanted:
                 self._instances.pop(instance, None)
                 return
             await asyncio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 - jitter

@@ -213,7 +213,9 @@ class RequestRunner:
         record.is_refused = result.status == UNAVAILABLE and result.not_started
         may_repeat = record.is_refused or (result.status == UNAVAILABLE and is_lost)
         may_repeat = may_repeat and record.attempt < ATTEMPTS and self._has_other(step, connection)
-        if may_repeat and self._mesh.budget(record.model).take(time.monotonic()):
+        # A stage that drains refuses what was on its way to it: that is no failure, and costs nothing of the budget.
+        is_free = connection.is_draining and record.is_refused
+        if may_repeat and (is_free or self._mesh.budget(record.model).take(time.monotonic())):
             self._begin(step, record.attempt + 1, (connection,))
             return
         error = error_for_status(result.status, result.error)

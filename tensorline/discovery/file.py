@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tensorline.discovery.file_entries import (
-    EntryReader,
     close_entry,
     is_in_place,
     open_directory,
     remove_entry,
     write_entry,
 )
+from tensorline.discovery.file_reader import EntryReader
 from tensorline.discovery.instance import check_instance
 from tensorline.discovery.registry import Registry, ServiceInstance
 from tensorline.discovery.url import FileUrl

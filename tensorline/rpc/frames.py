@@ -18,6 +18,7 @@ __all__ = [
     "decode_parameters",
     "decode_result",
     "decode_tensor",
+    "decode_tensors",
     "encode_parameters",
     "encode_tensor",
     "encode_timing",
@@ -26,6 +27,9 @@ __all__ = [
 ParameterValue = bool | int | str | float
 STAGE_TIMES = 7
 INT64_MAX = (1 << 63) - 1
+
+UNCLAIMED_LIMIT = 4096
+"""Tensors in chunks that no frame has referred to yet: those of one frame, which has at most a quarter of it."""
 
 
 @dataclass(slots=True)
@@ -154,11 +158,24 @@ def decode_timing(wire: pb.Timing) -> StageTiming | None:
     )
 
 
+def decode_tensors(wires: Iterable[pb.Tensor], chunks: "ChunkStore") -> list[Tensor]:
+    """All tensors of a frame; when one of them is refused, the chunks of all leave the store.
+
+    Raises:
+        InvalidTensorError: as `decode_tensor`.
+    """
+    try:
+        return [decode_tensor(wire, chunks) for wire in wires]
+    except InvalidTensorError:
+        chunks.drop(wire.chunked.id for wire in wires if wire.HasField("chunked"))
+        raise
+
+
 def decode_result(wire: pb.Result, chunks: "ChunkStore") -> StageResult:
     return StageResult(
         status=wire.status,
         error=wire.error,
-        outputs=[decode_tensor(tensor, chunks) for tensor in wire.outputs],
+        outputs=decode_tensors(wire.outputs, chunks) if wire.outputs else [],
         version=wire.version,
         timing=decode_timing(wire.timing) if wire.HasField("timing") else None,
         final=wire.final,
@@ -170,42 +187,60 @@ def decode_result(wire: pb.Result, chunks: "ChunkStore") -> StageResult:
 class ChunkStore:
     """Inline tensors that arrive in pieces, until the frame that refers to them; one per stream and direction.
 
-    Bounded in bytes over all that is unfinished or unclaimed; a peer beyond it broke the protocol.
+    Bounded, in bytes and in number, over all that is unfinished or unclaimed; a peer beyond it broke the protocol.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
-        self._held = 0
-        self._parts: dict[int, bytearray] = {}
-        self._totals: dict[int, int] = {}
+        self.held_bytes = 0
+        """Of what is held, as announced."""
+        self._parts: dict[int, tuple[int, bytearray | None]] = {}
+        """Bytes announced, and those that came; None for a tensor that was refused, of which no later chunk counts."""
 
     def add(self, chunk: pb.Chunk) -> None:
         """
         Raises:
-            InvalidTensorError: over the limit, or more bytes than announced.
+            InvalidTensorError: over a limit, or more bytes than announced.
         """
-        part = self._parts.get(chunk.id)
+        number, data = chunk.id, chunk.data
+        total, part = self._parts.get(number) or self._begin(number, chunk.total)
         if part is None:
-            if self._held + chunk.total > self._limit:
-                raise InvalidTensorError(
-                    f"inline tensors of {self._held + chunk.total} bytes on one stream, "
-                    f"at most {self._limit} are allowed"
-                )
-            part = self._parts[chunk.id] = bytearray()
-            self._totals[chunk.id] = chunk.total
-            self._held += chunk.total
-        if len(part) + len(chunk.data) > self._totals[chunk.id]:
-            raise InvalidTensorError(f"more chunk bytes than the announced {self._totals[chunk.id]}")
-        part += chunk.data
+            return
+        if len(part) + len(data) > total:
+            self.held_bytes -= total
+            self._parts[number] = 0, None
+            raise InvalidTensorError(f"more chunk bytes than the announced {total}")
+        part += data
+
+    def _begin(self, number: int, total: int) -> tuple[int, bytearray]:
+        if self.held_bytes + total > self._limit:
+            raise InvalidTensorError(
+                f"inline tensors of {self.held_bytes + total} bytes on one stream, at most {self._limit} are allowed"
+            )
+        if len(self._parts) >= UNCLAIMED_LIMIT:
+            raise InvalidTensorError(f"{UNCLAIMED_LIMIT + 1} tensors in chunks, at most {UNCLAIMED_LIMIT} are allowed")
+        self.held_bytes += total
+        part = bytearray()
+        self._parts[number] = total, part
+        return total, part
 
     def take(self, chunk_id: int, length: int) -> memoryview:
-        part = self._parts.pop(chunk_id, None)
+        """
+        Raises:
+            InvalidTensorError: they never came, were refused, or are not all there.
+        """
+        total, part = self._parts.pop(chunk_id, (0, None))
+        self.held_bytes -= total
         if part is None:
             raise InvalidTensorError("a tensor refers to chunks that never came")
-        self._held -= self._totals.pop(chunk_id)
         if len(part) != length:
             raise InvalidTensorError(f"a tensor's chunks hold {len(part)} bytes of {length}")
-        return memoryview(part)
+        return memoryview(part).toreadonly()
+
+    def drop(self, chunk_ids: Iterable[int]) -> None:
+        """Nobody will take these, if they are here."""
+        for chunk_id in chunk_ids:
+            self.held_bytes -= self._parts.pop(chunk_id, (0, None))[0]
 
 
 def tensors_byte_size(tensors: Iterable[Tensor]) -> int:

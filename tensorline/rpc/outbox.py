@@ -18,10 +18,13 @@ __all__ = ["Outbox", "TensorList"]
 TensorList = RepeatedCompositeFieldContainer[pb.Tensor]
 
 INLINE_BYTES = CHUNK_BYTES // 2
-"""A tensor with more bytes than this travels in chunks."""
+"""Of all tensors of one frame; what goes beyond it travels in chunks."""
 
 CLOSE_AT_BYTES = CHUNK_BYTES
-"""A message that holds this much inline data is closed; the next frame opens another."""
+"""A message that holds this much is closed; the next frame opens another. So none has more than this and a frame."""
+
+FRAME_BYTES = TENSOR_BYTES = 128
+"""What a frame, and a tensor in it, are taken for besides their text and data: counted, not measured."""
 
 
 class Outbox:
@@ -39,12 +42,17 @@ class Outbox:
         self._chunk_id = 0
         self._ended = False
 
-    def frame(self) -> pb.Frame:
-        """A new frame to fill in before the caller next awaits."""
+    def frame(self, text_bytes: int = 0) -> pb.Frame:
+        """A new frame to fill in before the caller next awaits.
+
+        Args:
+            text_bytes: Of what it will hold besides tensors, where that may be much.
+        """
         if self._open_bytes >= CLOSE_AT_BYTES:
             self._closed.append(self._open)
             self._open = pb.Frames()
             self._open_bytes = 0
+        self._open_bytes += FRAME_BYTES + text_bytes
         wake = self._wake
         if wake is not None:
             self._wake = None
@@ -53,12 +61,17 @@ class Outbox:
 
     def put_tensors(self, tensors: Sequence[Tensor], make_room: Callable[[], TensorList]) -> None:
         """Encode `tensors` into the list that `make_room` gives, its frame added only after the chunks of big ones."""
-        chunked = {
-            index: self._put_chunks(memoryview(tensor.data))
-            for index, tensor in enumerate(tensors)
-            if tensor.data is not None and len(tensor.data) > INLINE_BYTES
-        }
+        chunked: dict[int, int] = {}
+        inline = 0
+        for index, tensor in enumerate(tensors):
+            data = tensor.data
+            if data is not None:
+                inline += len(data)
+                if inline > INLINE_BYTES:
+                    inline -= len(data)
+                    chunked[index] = self._put_chunks(memoryview(data))
         room = make_room()
+        self._open_bytes += inline + TENSOR_BYTES * len(tensors)
         for index, tensor in enumerate(tensors):
             wire = room.add()
             if chunked and index in chunked:
@@ -69,8 +82,6 @@ class Outbox:
                 wire.chunked.length = tensor.byte_size
             else:
                 encode_tensor(wire, tensor)
-                if tensor.data is not None:
-                    self._open_bytes += len(tensor.data)
 
     def _put_chunks(self, data: memoryview) -> int:
         self._chunk_id += 1

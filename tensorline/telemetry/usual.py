@@ -23,6 +23,7 @@ _IDS_SIZE: Final = 10 + 10
 _TIMES_SIZE: Final = 9 + 9
 _FRONT_SIZE: Final = TRACE_SIZE + _IDS_SIZE - 8
 _CACHE_LIMIT: Final = 4096
+_BATCHES_LIMIT: Final = 256  # the requests of one batch end close together
 _TIMES: Final = Struct("<BQBQ")
 _S0, _S1, _S2, _S3 = (salt for _, salt in PHASES)
 
@@ -54,6 +55,7 @@ class UsualSteps:
         self._attributes = attributes
         self._known: dict[tuple[str, str, str], _Usual] = {}
         self._layouts: dict[int, _Layout] = {}
+        self._batches: dict[tuple[int, int], bytes] = {}
 
     def pack(
         self, step: StepRecord, timing: StageTiming, record: RequestRecord, parent: bytes, local: bytes, remote: bytes
@@ -99,8 +101,14 @@ class UsualSteps:
         return usual
 
     def _batch(self, timing: StageTiming) -> bytes:
-        encode_int = self._attributes.encode_int
-        return encode_int(names.BATCH_ID, timing.batch_id) + encode_int(names.BATCH_SIZE, timing.batch_size)
+        key = (timing.batch_id, timing.batch_size)
+        encoded = self._batches.get(key)
+        if encoded is None:
+            if len(self._batches) >= _BATCHES_LIMIT:
+                self._batches.clear()
+            encoded = self._attributes.encode(((names.BATCH_ID, key[0]), (names.BATCH_SIZE, key[1])))
+            self._batches[key] = encoded
+        return encoded
 
     def _layout(self, end_size: int) -> _Layout:
         """What packs four spans with attributes of this size, and the bytes that each begins with."""

@@ -11,7 +11,6 @@ ATTRIBUTE_LIMIT: Final = 1024
 """Characters of an attribute's value; the rest is cut off."""
 
 _CACHE_LIMIT: Final = 4096
-_KEY_LIMIT: Final = 110  # so that the length of a number's KeyValue fits one byte
 _DOUBLE: Final = Struct("<Bd")
 _SMALL: Final = tuple(bytes([n]) if n < 128 else bytes([n & 0x7F | 0x80, n >> 7]) for n in range(1024))
 
@@ -20,9 +19,6 @@ def varint(number: int) -> bytes:
     """Base-128, little end first. A negative number as its 64-bit two's complement, as int64 wants it."""
     if 0 <= number < 1024:
         return _SMALL[number]
-    if 0 < number < 0x20_0000:  # unrolled: batch ids
-        low = number & 0x7F | 0x80
-        return bytes((low, number >> 7)) if number < 0x4000 else bytes((low, number >> 7 & 0x7F | 0x80, number >> 14))
     number &= 0xFFFF_FFFF_FFFF_FFFF
     out = bytearray()
     while number > 0x7F:
@@ -60,17 +56,8 @@ class AttributeEncoder:
             [(known.get(pair) if type(pair[1]) is str else None) or self._encode(pair) for pair in attributes]
         )
 
-    def encode_int(self, key: str, value: int) -> bytes:
-        """One attribute; the shortest way for what is counted anew each time."""
-        head = self._keys.get(key) or self._head(key)
-        number = varint(value)
-        length = len(number) + 1
-        return b"%c%c%b\x12%c\x18%b" % (self._tag, len(head) + 2 + length, head, length, number)
-
     def _encode(self, pair: tuple[str, AttributeValue]) -> bytes:
         key, value = pair
-        if type(value) is int:
-            return self.encode_int(key, value)
         head = self._keys.get(key) or self._head(key)
         encoded = field(self._tag, head + field(0x12, _any_value(value)))  # KeyValue: 2 value
         if type(value) is str and key not in self._uncached:
@@ -81,8 +68,6 @@ class AttributeEncoder:
 
     def _head(self, key: str) -> bytes:
         head = field(0x0A, key.encode())  # KeyValue: 1 key
-        if len(head) > _KEY_LIMIT:
-            raise ValueError(f"attribute name of {len(key)} bytes, {_KEY_LIMIT} at most")
         if len(self._keys) < _CACHE_LIMIT:
             self._keys[key] = head
         return head

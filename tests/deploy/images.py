@@ -1,9 +1,6 @@
 """The images: what each holds, and its settings as its process reads them."""
 
-import os
 from pathlib import Path
-
-import pytest
 
 from gateway.settings import GatewaySettings
 from tensorline.settings import MeshSettings, StageSettings, read_settings
@@ -24,11 +21,6 @@ MODULES = {name: f"services.{name}" for name in EXTRAS} | {"gateway": "gateway"}
 SETTINGS: dict[str, type[MeshSettings]] = dict.fromkeys(EXTRAS, StageSettings) | {"gateway": GatewaySettings}
 
 
-def read_target_settings(name: str, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> MeshSettings:
+def read_target_settings(name: str, environment: dict[str, str]) -> MeshSettings:
     """As the process reads them: an unknown name or a wrong value is an error."""
-    for variable in [variable for variable in os.environ if variable.startswith("TENSORLINE_")]:
-        monkeypatch.delenv(variable)
-    for variable, value in environment.items():
-        if variable.startswith("TENSORLINE_"):
-            monkeypatch.setenv(variable, value)
-    return read_settings(SETTINGS[name], os.environ)
+    return read_settings(SETTINGS[name], environment)

@@ -73,11 +73,9 @@ def test_ports_are_published_on_loopback_alone(rendered: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize("name", PROCESSES)
-def test_what_a_process_is_told_are_its_settings(
-    rendered: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_process_is_told_are_its_settings(rendered: dict[str, Any], name: str) -> None:
     environment = environment_in(rendered, name)
-    settings = read_target_settings(name, environment, monkeypatch)
+    settings = read_target_settings(name, environment)
     assert parse_discovery_url(settings.discovery_url) == ConsulUrl("consul", 8500)
     ours = {variable for variable in environment if variable.startswith("TENSORLINE_")}
     assert environment.keys() - ours - KNOWN_OTEL <= {
@@ -92,16 +90,14 @@ def test_what_a_process_is_told_are_its_settings(
         assert environment["TENSORLINE_ADVERTISE"] == f"{name}:{environment['TENSORLINE_LISTEN'].rpartition(':')[2]}"
 
 
-def test_all_processes_share_one_directory_that_their_user_owns(
-    rendered: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_processes_share_one_directory_that_their_user_owns(rendered: dict[str, Any]) -> None:
     options = dict(word.partition("=")[::2] for word in rendered["volumes"]["mesh"]["driver_opts"]["o"].split(","))
     assert rendered["volumes"]["mesh"]["driver_opts"]["type"] == "tmpfs"
     assert options["mode"] == "0700"
     arenas = 0
     for name in PROCESSES:
         service = rendered["services"][name]
-        settings = read_target_settings(name, environment_in(rendered, name), monkeypatch)
+        settings = read_target_settings(name, environment_in(rendered, name))
         shared = {volume["source"]: volume["target"] for volume in service["volumes"] if volume["type"] == "volume"}
         assert shared == {"mesh": str(settings.mesh_directory)}
         assert "user" not in service, "the image's user is the same in all"

@@ -46,8 +46,8 @@ def test_a_target_runs_its_module_as_a_user_without_rights(target: Stage) -> Non
     assert target.exec_form("HEALTHCHECK") == ["tensorline", "health"]
 
 
-def test_the_environment_of_a_target_is_its_settings(target: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = read_target_settings(target.name, target.environment, monkeypatch)
+def test_the_environment_of_a_target_is_its_settings(target: Stage) -> None:
+    settings = read_target_settings(target.name, target.environment)
     assert settings.mesh_directory == Path("/run/tensorline")
     assert settings.model_repository == [Path("/models")]
     assert own_target(target.environment) == ("http://127.0.0.1:8000" if target.name == "gateway" else "127.0.0.1:8101")

@@ -15,7 +15,8 @@ import pytest
 
 from tensorline.discovery import open_registry
 from tensorline.discovery.file import FileRegistry
-from tensorline.discovery.file_entries import EntryReader, close_entry, open_directory, write_entry
+from tensorline.discovery.file_entries import close_entry, open_directory, write_entry
+from tensorline.discovery.file_reader import EntryReader
 from tensorline.discovery.instance import encode_instance
 from tensorline.errors import ConfigError
 from tests.tensorline.discovery.conftest import announced, announced_forking, until, watching
@@ -206,6 +207,7 @@ def test_writers_and_cleaners_in_many_processes(directory: Path) -> None:
     """Registered is registered: no cleaner takes the file of a writer between its creation and its lock."""
     script = (
         "import sys; from pathlib import Path; from tensorline.discovery.file_entries import *\n"
+        "from tensorline.discovery.file_reader import EntryReader\n"
         "from tensorline.discovery import ServiceInstance\n"
         "path, name = Path(sys.argv[1]), sys.argv[2]; reader = EntryReader(path)\n"
         "for turn in range(300):\n"

@@ -17,6 +17,8 @@ from tests.tensorline.telemetry.records import (
     pipeline,
     refused,
     root_context,
+    single,
+    timing,
 )
 
 PHASES = ["queue", "compute_input", "compute_infer", "compute_output"]
@@ -84,13 +86,18 @@ def test_attributes_name_the_call_the_model_and_the_batch() -> None:
         "tensorline.attempt": 1,
         "tensorline.instance": "m_0",
     }
-    timing = record.steps[0].timing
-    assert timing is not None
-    assert dict(spans[2].attributes) == {
-        "tensorline.model.name": "decode",
-        "tensorline.batch.id": timing.batch_id,
-        "tensorline.batch.size": 1,
-    }
+    assert dict(spans[2].attributes) == {"tensorline.model.name": "decode"}
+
+
+@pytest.mark.parametrize(("rows", "is_shared"), [(1, True), (3, True), (4, False)])
+def test_requests_that_shared_a_batch_name_it(rows: int, is_shared: bool) -> None:
+    record = single()
+    record.steps[0].rows = rows
+    record.steps[0].timing = timing(START, batch_id=77, batch_size=4)
+    for span in told(record)[2:]:
+        attributes = dict(span.attributes)
+        assert attributes.pop("tensorline.model.name") == "efficientnet_lite0"
+        assert attributes == ({"tensorline.batch.id": 77, "tensorline.batch.size": 4} if is_shared else {})
 
 
 def test_a_long_request_id_is_cut() -> None:
@@ -151,12 +158,12 @@ def test_a_step_that_refused_its_input_is_the_callers_error() -> None:
 
 def test_a_request_that_expired_in_the_queue_shows_the_queue_alone() -> None:
     record = failed(DEADLINE_EXCEEDED)
-    timing = record.steps[-1].timing
-    assert timing is not None
-    record.steps[-1].timing = timing._replace(batched=0, input_ready=0)
+    times = record.steps[-1].timing
+    assert times is not None
+    record.steps[-1].timing = times._replace(batched=0, input_ready=0)
     stage = [span for span in told(record) if span.process is STAGES[2]]
     assert [span.name for span in stage] == ["queue"]
-    assert stage[0].end == timing.sent + WALL_OFFSET_NS
+    assert stage[0].end == times.sent + WALL_OFFSET_NS
 
 
 def test_a_retried_step_has_a_span_for_each_attempt() -> None:
