@@ -1,5 +1,5 @@
 # Nothing has to be done before any of these but a clone; Python 3.11 or newer has to be there.
-# PYTHON=/path/to/python3 chooses another one, ARGS="…" is passed on by up, test and bench.
+# PYTHON=/path/to/python3 chooses another one, ARGS="…" is passed on by demo, up, test and bench.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c

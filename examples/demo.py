@@ -31,7 +31,7 @@ from tensorline.cli.mesh import SERVICES, Mesh, Plan, open_mesh, plan_mesh
 from tensorline.cli.ports import check_free
 from tensorline.settings import default_mesh_directory
 
-__all__ = ["Answer", "classify", "leftovers", "main"]
+__all__ = ["Answer", "classify", "leftovers", "main", "plan_demo"]
 
 PORTS: Final = {"grpc": 8001, "http": 8000, "metrics": 8002}
 READY_S: Final = 60.0
@@ -72,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
 async def _demo(name: str, image: bytes, output: KeptOutput) -> None:
     home = default_mesh_directory()
     directory = Path(tempfile.mkdtemp(prefix=f"{home.name}-demo-", dir=home.parent))
-    plan = _plan(directory)
+    plan = plan_demo(directory)
     try:
         async with open_mesh(plan, output) as mesh:
             await _wait_ready(mesh)
@@ -90,8 +90,8 @@ async def _demo(name: str, image: bytes, output: KeptOutput) -> None:
     console.print("[green]Nothing is left:[/] no process, no open port, no socket, no shared-memory file.")
 
 
-def _plan(directory: Path) -> Plan:
-    """On the usual ports where they are free."""
+def plan_demo(directory: Path) -> Plan:
+    """A mesh on the usual ports where they are free, on others where they are not."""
     values = {f"{name}_address": "127.0.0.1" for name in PORTS} | {
         f"{name}_port": str(port) for name, port in PORTS.items()
     }

@@ -1,6 +1,7 @@
 """The HTTP side for people and tools: health, models, instances and traces as JSON, and the metrics page."""
 
 import hmac
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -28,6 +29,7 @@ __all__ = ["AdminRoutes", "is_loopback", "metrics_app"]
 
 LOCAL_NAMES = ["localhost", "127.0.0.1", "[::1]", "::1"]
 LIST_LIMIT = 1000
+TRACE_ID = re.compile("[0-9a-fA-F]{32}")
 
 
 def is_loopback(address: str) -> bool:
@@ -134,7 +136,7 @@ class AdminRoutes:
         model = request.query_params.get("model")
         if which == "list":
             limit = request.query_params.get("limit", "100")
-            if not limit.isdecimal() or not 1 <= int(limit) <= LIST_LIMIT:
+            if not (limit.isascii() and limit.isdecimal() and len(limit) < 5 and 1 <= int(limit) <= LIST_LIMIT):
                 return _error(400, f"limit is '{limit[:20]}', a number from 1 to {LIST_LIMIT} is wanted")
             rows = [*self._store.list(model=model, limit=int(limit)), *await self._elsewhere(request)]
             return Json(sorted(rows, key=_started, reverse=True)[: int(limit)])
@@ -145,11 +147,9 @@ class AdminRoutes:
             slowest = self._store.slowest(model)
             records = [slowest] if slowest is not None else []
         else:
-            try:
-                trace_id = bytes.fromhex(which)
-            except ValueError:
+            if not TRACE_ID.fullmatch(which):
                 return _error(400, f"which is '{which[:64]}'; last, slowest, list or a trace id in hex is wanted")
-            records = self._store.get(trace_id)
+            records = self._store.get(bytes.fromhex(which))
         traces = [*map(self._store.to_json, records), *await self._elsewhere(request)]
         if not traces:
             return _error(404, "no such trace is kept; only recent, failed and slow requests are")

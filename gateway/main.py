@@ -45,6 +45,7 @@ log = logging.getLogger(__name__)
 INLINE_LIMIT = 1 << 30
 MAX_STREAMS = 1024
 PUBLISH_S = 0.5
+SETTLE_S = 2.0
 
 
 def run_gateway() -> None:
@@ -145,6 +146,7 @@ async def serve_gateway(instance_id: str, settings: GatewaySettings) -> None:
             app.routes.extend(metrics_app(recorder, alone).routes)
             path = stack.enter_context(claim_socket(sockets, worker_socket(settings.grpc_port, settings.worker)))
             await stack.enter_async_context(serve_http(app, bind_unix(path)))
+        await mesh.wait_settled(SETTLE_S)
         await server.start()
         stack.push_async_callback(server.stop, 1.0)
         stack.push_async_callback(_drain, service, readiness, settings.drain_s)

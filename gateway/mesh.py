@@ -1,6 +1,7 @@
 """The stage instances as a gateway knows them: found by discovery, believed only while their stream stands."""
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import Callable, Container, Iterable
@@ -59,6 +60,8 @@ class Mesh:
         self._newest: dict[str, int] = {}
         self._configs: dict[tuple[str, int], ModelConfig] = {}
         self._decoded: dict[bytes, ModelConfig] = {}
+        self._unheard: set[tuple[str, str, str]] | None = None
+        self._is_settled = asyncio.Event()
         self._turn = 0
         self.budgets: dict[str, RetryBudget] = {}
 
@@ -71,17 +74,34 @@ class Mesh:
         finally:
             self._instances.clear()
 
+    async def wait_settled(self, timeout_s: float) -> None:
+        """Until every instance that the registry named at first has said what it serves or could not be reached, at
+        most `timeout_s`: a gateway that took requests sooner would refuse what its neighbours serve."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._is_settled.wait()
+
+    def _hear(self, place: tuple[str, str, str]) -> None:
+        if self._unheard:
+            self._unheard.discard(place)
+        if not self._unheard:
+            self._is_settled.set()
+
     def _follow(self, instances: Iterable[ServiceInstance], tasks: asyncio.TaskGroup) -> None:
         # An entry that only lists other models now is the same instance: its stream tells us about models.
         known = {_place(instance): instance for instance in self._instances}
         wanted = {_place(instance): instance for instance in instances}
         self._wanted = set(wanted)
+        if self._unheard is None:
+            self._unheard = set(wanted)
+            if not wanted:
+                self._is_settled.set()
         for place in wanted.keys() - known.keys():
             instance = wanted[place]
             self._instances[instance] = tasks.create_task(self._keep_connected(instance))
         for place in known.keys() - wanted.keys():
-            # Direct evidence decides: a stream that stands and answers outlives its entry until it ends itself. One that
-            # drains has left the registry first, and has our requests to finish.
+            # Direct evidence decides: a stream that stands and answers outlives its entry until it ends itself. One
+            # that drains has left the registry first, and has our requests to finish.
             stream = self._streams.get(place)
             if stream is None or not stream.is_open or not stream.is_responsive:
                 self._instances.pop(known[place]).cancel()
@@ -96,10 +116,14 @@ class Mesh:
                 opened = self._streams[place] = connection
                 self._add(connection)
 
+            def on_models(connection: StageConnection, models: list[HostedModel]) -> None:
+                self._models(connection, models)
+                self._hear(place)
+
             target = self._target(instance)
             connection_lost = "stream ended"
             try:
-                await connect_stage(target, instance.id, self._local, on_open, self._models)
+                await connect_stage(target, instance.id, self._local, on_open, on_models)
             except TensorlineError as error:
                 connection_lost = str(error)
             except Exception as error:  # one instance's trouble must not end the watch over the others
@@ -109,6 +133,7 @@ class Mesh:
                 if self._streams.get(place) is opened:
                     self._streams.pop(place, None)
                 self._drop_closed()
+                self._hear(place)
             if opened is not None:
                 delay = RETRY_FIRST_S
                 log.info("stage left", extra={"instance": instance.id, "cause": connection_lost})

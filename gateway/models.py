@@ -187,6 +187,9 @@ class Models:
             return False
         return all(self._mesh.is_served(*target) for target in found.targets)
 
+    def _is_pipeline(self, name: str) -> bool:
+        return any(model == name for model, _ in self._pipelines)
+
     def _missing(self, name: str, number: int | None) -> TensorlineError:
         known = [version for model, version in self._pipelines if model == name] or self._mesh.known_versions(name)
         entry = self._expected.get(name)
@@ -203,6 +206,9 @@ class Models:
             return f": {entry.error}"
         config = self._pipelines.get((name, known[-1])) if known else None
         if config is not None:
+            inner = next((step.model for step in config.steps if self._is_pipeline(step.model)), None)
+            if inner is not None:
+                return f": its step '{inner}' is itself a pipeline, which this release does not run inside another"
             away = sorted({step.model for step in config.steps if not self._mesh.ready_versions(step.model)})
             if away:
                 return f": no instance serves {', '.join(repr(model) for model in away)}, which it needs"

@@ -36,7 +36,7 @@ class TerminalScreen:
         console = Console(stderr=True, highlight=False)
 
         def write(lines: bytes) -> None:
-            console.print(Text.from_ansi(lines.decode()), soft_wrap=True)
+            console.print(Text.from_ansi(lines.decode().rstrip("\n")), soft_wrap=True)
 
         self.output: Output = TerminalOutput(write, width)
         self._status = console.status("starting", spinner="dots")

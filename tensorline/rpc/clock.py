@@ -21,6 +21,8 @@ class ClockOffset:
 
     def add(self, *, sent: int, peer: int, received: int) -> None:
         """One beat: sent and answer received on our clock, answered at `peer` on theirs; all in ns."""
+        if received < sent:
+            return  # an answer to a question that we did not ask
         self._samples.append((received - sent, (sent + received) // 2 - peer))
         del self._samples[: -self.SAMPLES]
         round_trip, offset = min(self._samples)

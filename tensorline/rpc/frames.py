@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from google.protobuf.internal.containers import MessageMap
 
-from tensorline.errors import InvalidTensorError
+from tensorline.errors import InvalidTensorError, ResourceExhaustedError, TensorlineError
 from tensorline.protocol.stubs.tensorline.v1 import stage_pb2 as pb
 from tensorline.telemetry.record import StageTiming
 from tensorline.tensor import Handle, Tensor
@@ -113,6 +113,7 @@ def decode_tensor(wire: pb.Tensor, chunks: "ChunkStore") -> Tensor:
 
     Raises:
         InvalidTensorError: no data, or chunks that are missing or incomplete.
+        ResourceExhaustedError: chunks that there was no room for.
     """
     kind = wire.WhichOneof("data")
     if kind == "handle":
@@ -162,11 +163,11 @@ def decode_tensors(wires: Iterable[pb.Tensor], chunks: "ChunkStore") -> list[Ten
     """All tensors of a frame; when one of them is refused, the chunks of all leave the store.
 
     Raises:
-        InvalidTensorError: as `decode_tensor`.
+        TensorlineError: as `decode_tensor`.
     """
     try:
         return [decode_tensor(wire, chunks) for wire in wires]
-    except InvalidTensorError:
+    except TensorlineError:
         chunks.drop(wire.chunked.id for wire in wires if wire.HasField("chunked"))
         raise
 
@@ -187,52 +188,59 @@ def decode_result(wire: pb.Result, chunks: "ChunkStore") -> StageResult:
 class ChunkStore:
     """Inline tensors that arrive in pieces, until the frame that refers to them; one per stream and direction.
 
-    Bounded, in bytes and in number, over all that is unfinished or unclaimed; a peer beyond it broke the protocol.
+    Bounded, in bytes and in number, over all that is unfinished or unclaimed. What is refused is refused once more when
+    a frame refers to it: that request fails, and no other on the stream.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
         self.held_bytes = 0
         """Of what is held, as announced."""
-        self._parts: dict[int, tuple[int, bytearray | None]] = {}
-        """Bytes announced, and those that came; None for a tensor that was refused, of which no later chunk counts."""
+        self._parts: dict[int, tuple[int, bytearray | TensorlineError]] = {}
+        """Bytes announced, and those that came; of a tensor that was refused, why: no later chunk of it counts."""
 
     def add(self, chunk: pb.Chunk) -> None:
         """
         Raises:
-            InvalidTensorError: over a limit, or more bytes than announced.
+            InvalidTensorError: more bytes than announced.
+            ResourceExhaustedError: over a limit.
         """
         number, data = chunk.id, chunk.data
         total, part = self._parts.get(number) or self._begin(number, chunk.total)
-        if part is None:
+        if isinstance(part, TensorlineError):
             return
         if len(part) + len(data) > total:
             self.held_bytes -= total
-            self._parts[number] = 0, None
-            raise InvalidTensorError(f"more chunk bytes than the announced {total}")
+            raise self._refused(number, InvalidTensorError(f"more chunk bytes than the announced {total}"))
         part += data
 
     def _begin(self, number: int, total: int) -> tuple[int, bytearray]:
-        if self.held_bytes + total > self._limit:
-            raise InvalidTensorError(
-                f"inline tensors of {self.held_bytes + total} bytes on one stream, at most {self._limit} are allowed"
-            )
         if len(self._parts) >= UNCLAIMED_LIMIT:
-            raise InvalidTensorError(f"{UNCLAIMED_LIMIT + 1} tensors in chunks, at most {UNCLAIMED_LIMIT} are allowed")
+            raise ResourceExhaustedError(
+                f"{UNCLAIMED_LIMIT + 1} tensors in chunks on one stream, at most {UNCLAIMED_LIMIT} are allowed"
+            )
+        if self.held_bytes + total > self._limit:
+            text = f"inline tensors of {self.held_bytes + total} bytes on one stream, at most {self._limit} are allowed"
+            raise self._refused(number, ResourceExhaustedError(text))
         self.held_bytes += total
         part = bytearray()
         self._parts[number] = total, part
         return total, part
 
+    def _refused(self, number: int, error: TensorlineError) -> TensorlineError:
+        self._parts[number] = 0, error
+        return error
+
     def take(self, chunk_id: int, length: int) -> memoryview:
         """
         Raises:
-            InvalidTensorError: they never came, were refused, or are not all there.
+            InvalidTensorError: they never came, are not all there, or were refused.
+            ResourceExhaustedError: they were refused.
         """
-        total, part = self._parts.pop(chunk_id, (0, None))
+        total, part = self._parts.pop(chunk_id, (0, InvalidTensorError("a tensor refers to chunks that never came")))
         self.held_bytes -= total
-        if part is None:
-            raise InvalidTensorError("a tensor refers to chunks that never came")
+        if isinstance(part, TensorlineError):
+            raise part
         if len(part) != length:
             raise InvalidTensorError(f"a tensor's chunks hold {len(part)} bytes of {length}")
         return memoryview(part).toreadonly()
@@ -240,7 +248,7 @@ class ChunkStore:
     def drop(self, chunk_ids: Iterable[int]) -> None:
         """Nobody will take these, if they are here."""
         for chunk_id in chunk_ids:
-            self.held_bytes -= self._parts.pop(chunk_id, (0, None))[0]
+            self.held_bytes -= self._parts.pop(chunk_id, (0, b""))[0]
 
 
 def tensors_byte_size(tensors: Iterable[Tensor]) -> int:

@@ -18,6 +18,8 @@ __all__ = ["TOKEN_BYTES", "Lane", "open_lane"]
 
 TOKEN_BYTES = 16
 _HEAD = struct.Struct("<I")
+TOKEN_S = 2.0
+"""In which a connection must have said its token."""
 FULL_BYTES = 4 << 20
 """Unsent bytes from which the sender keeps its frames to itself."""
 
@@ -37,11 +39,18 @@ class Lane(asyncio.Protocol):
         self.on_room: Callable[[], None] = _nothing
         self._on_token = on_token
         self._transport: asyncio.WriteTransport | None = None
+        self._token_timer: asyncio.TimerHandle | None = None
         self._buffer = bytearray()
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's are not instances of it
         self._transport.set_write_buffer_limits(high=FULL_BYTES)
+        if self._on_token is not None:
+            self._token_timer = asyncio.get_running_loop().call_later(TOKEN_S, self.close)
 
     def data_received(self, data: bytes) -> None:
         buffer = self._buffer
@@ -56,6 +65,8 @@ class Lane(asyncio.Protocol):
             if len(buffer) < TOKEN_BYTES:
                 return
             on_token, self._on_token = self._on_token, None
+            if self._token_timer is not None:
+                self._token_timer.cancel()
             if not on_token(self, bytes(buffer[:TOKEN_BYTES])):
                 self.close()
                 return
@@ -100,6 +111,8 @@ class Lane(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
+        if self._token_timer is not None:
+            self._token_timer.cancel()
         self.on_lost()
 
     def close(self) -> None:

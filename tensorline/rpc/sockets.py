@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +19,12 @@ log = logging.getLogger(__name__)
 PATH_LIMIT = 107
 """Bytes of a socket path that the kernel takes."""
 
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,80}\.sock")
+LOCK_AGE_S = 5.0
+"""A lock file that has no socket yet is left to its maker for so long."""
+
+_NAME = re.compile(r"([A-Za-z0-9._-]{1,80})\.(?:sock|lock)")
+_held: set[int] = set()
+"""Descriptors of the locks that this process holds."""
 
 
 @contextlib.contextmanager
@@ -36,44 +42,70 @@ def claim_socket(directory: Path, name: str) -> Iterator[Path]:
         raise ConfigError(
             f"the socket path has {len(os.fsencode(path))} bytes, at most {PATH_LIMIT} can be bound: {path}"
         )
-    lock = path.with_suffix(".lock")
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    lock = directory / f"{name}.lock"
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ConfigError(f"another process serves at {path}") from error
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
+        descriptor = _take_lock(lock)
+    except BlockingIOError as error:
+        raise ConfigError(f"another process serves at {path}") from error
+    _held.add(descriptor)
+    try:
+        path.unlink(missing_ok=True)
         yield path
     finally:
-        for leftover in (path, lock):
-            with contextlib.suppress(FileNotFoundError):
-                leftover.unlink()
+        if descriptor in _held:  # not in a forked child, whose parent serves on
+            path.unlink(missing_ok=True)
+            lock.unlink(missing_ok=True)
+            _held.discard(descriptor)
+            os.close(descriptor)
+
+
+def _take_lock(lock: Path) -> int:
+    """A descriptor that holds `lock` until it is closed.
+
+    Raises:
+        BlockingIOError: somebody else holds it.
+    """
+    while True:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(descriptor), os.stat(lock, follow_symlinks=False)):
+                return descriptor
+        except FileNotFoundError:
+            pass  # swept between the two calls: another file has to be locked
+        except BaseException:
+            os.close(descriptor)
+            raise
         os.close(descriptor)
+
+
+def _let_go_in_child() -> None:
+    """A forked child shares the locks, and would keep them when its parent is dead."""
+    for descriptor in _held:
+        os.close(descriptor)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)
 
 
 def sweep_sockets(directory: Path) -> list[str]:
     """Remove sockets whose owner holds no lock any more; their names. A live one, or a file not ours, stays."""
     removed = []
     try:
-        names = [name for name in os.listdir(directory) if _NAME.fullmatch(name)]
+        names = {found[1] for found in map(_NAME.fullmatch, os.listdir(directory)) if found}
     except OSError:
         return []
-    for name in names:
-        path = directory / name
-        lock = path.with_suffix(".lock")
+    for name in sorted(names):
+        path, lock = directory / f"{name}.sock", directory / f"{name}.lock"
         try:
-            status = path.lstat()
-            if not stat.S_ISSOCK(status.st_mode) or status.st_uid != os.getuid():
+            if not _may_sweep(path, lock):
                 continue
-            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            descriptor = _take_lock(lock)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.fstat(descriptor).st_ino == os.stat(lock).st_ino:
-                    path.unlink(missing_ok=True)
-                    lock.unlink(missing_ok=True)
-                    removed.append(name)
+                path.unlink(missing_ok=True)
+                lock.unlink(missing_ok=True)
+                removed.append(path.name)
             finally:
                 os.close(descriptor)
         except BlockingIOError:
@@ -81,3 +113,14 @@ def sweep_sockets(directory: Path) -> list[str]:
         except OSError as error:
             log.debug("socket not swept", extra={"cause": str(error)})
     return removed
+
+
+def _may_sweep(path: Path, lock: Path) -> bool:
+    try:
+        status = path.lstat()
+    except FileNotFoundError:  # a process that died before it bound, or one that is about to
+        status = lock.lstat()
+        is_ours = stat.S_ISREG(status.st_mode) and time.time() - status.st_mtime > LOCK_AGE_S
+    else:
+        is_ours = stat.S_ISSOCK(status.st_mode)
+    return is_ours and status.st_uid == os.getuid()

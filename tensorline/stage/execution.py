@@ -160,6 +160,7 @@ class Execution:
         self, instance: Instance, live: Sequence[StageRequest], arrays: Sequence[dict[str, Array]], *, on_loop: bool
     ) -> BaseException | None:
         """Run the requests as one batch; what went wrong, in which case none of them has an answer by it."""
+        self._computed = 0
         try:
             batch = RunningBatch(live, _stack(live, arrays, self._plane.reader), self._plane, may_wait=not on_loop)
         except Exception as error:
@@ -288,13 +289,13 @@ class Execution:
         entry.blocks.clear()
 
     def _fail(self, requests: Sequence[StageRequest], error: BaseException) -> None:
-        now = time.monotonic_ns()
         for request in requests:
             result = StageResult(
                 _status(error).value[0],
                 self._text(error, request),
                 version=self._model.version,
-                timing=self._timing(request, self._input_ready or now, self._computed or now, now, request.rows),
+                # Zeros for what it never reached: the phase that it ended in is the one that failed.
+                timing=self._timing(request, self._input_ready, self._computed, 0, request.rows),
             )
             self.done.append(Executed(request, result))
         if requests and not isinstance(error, TensorlineError):
@@ -315,7 +316,7 @@ class Execution:
             request.queued_ns,
             request.batched_ns,
             ready,
-            max(computed, ready),
+            max(computed, ready) if computed else 0,
             written,
             0,
             self._batch_id,

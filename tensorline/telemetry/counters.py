@@ -48,8 +48,7 @@ class ModelCounters:
         "fail_ns",
         "failures",
         "inference_count",
-        "last_inference_ms",
-        "queue_count",
+        "last_inference_ns",
         "queue_ns",
         "refused",
         "success_count",
@@ -58,8 +57,10 @@ class ModelCounters:
 
     def __init__(self) -> None:
         self.success_count = self.success_ns = self.fail_ns = 0
-        self.inference_count = self.execution_count = self.last_inference_ms = 0
-        self.queue_count = self.queue_ns = 0
+        self.inference_count = self.execution_count = 0
+        self.last_inference_ns = 0
+        """Of this process's monotonic clock; 0: never."""
+        self.queue_ns = 0
         self.compute_count = self.compute_input_ns = self.compute_infer_ns = self.compute_output_ns = 0
         self.failures = dict.fromkeys(REASONS, 0)
         self.refused = 0
@@ -72,6 +73,15 @@ class ModelCounters:
     def fail_count(self) -> int:
         return sum(self.failures.values())
 
+    @property
+    def last_inference_ms(self) -> int:
+        """Since the epoch; 0: never."""
+        return (self.last_inference_ns + WALL_OFFSET_NS) // 1_000_000 if self.last_inference_ns else 0
+
+    @property
+    def queue_count(self) -> int:
+        return self.compute_count
+
     def add_success(self, step: StepRecord, duration_ns: int) -> None:
         """One request that the model answered."""
         self.success_count += 1
@@ -80,13 +90,12 @@ class ModelCounters:
         timing = step.timing
         if timing is None:
             return
-        batched, input_ready, computed = timing.batched, timing.input_ready, timing.computed
-        self.queue_count += 1
-        self.queue_ns += batched - timing.queued
+        _, queued, batched, input_ready, computed, output_ready, _, _, _, _ = timing
         self.compute_count += 1
+        self.queue_ns += batched - queued
         self.compute_input_ns += input_ready - batched
         self.compute_infer_ns += computed - input_ready
-        self.compute_output_ns += timing.output_ready - computed
+        self.compute_output_ns += output_ready - computed
         self.add_execution(step, timing)
 
     def add_pipeline(self, record: RequestRecord, duration_ns: int) -> None:
@@ -95,17 +104,16 @@ class ModelCounters:
         self.success_ns += duration_ns
         self.inference_count += record.rows
         self.execution_count += 1
-        self.queue_count += 1
         self.compute_count += 1
-        self.last_inference_ms = (record.started + WALL_OFFSET_NS) // 1_000_000
+        self.last_inference_ns = record.started
         for step in record.steps:
             timing = step.timing
             if timing is not None and not step.status:
-                batched, input_ready, computed = timing.batched, timing.input_ready, timing.computed
-                self.queue_ns += batched - timing.queued
+                _, queued, batched, input_ready, computed, output_ready, _, _, _, _ = timing
+                self.queue_ns += batched - queued
                 self.compute_input_ns += input_ready - batched
                 self.compute_infer_ns += computed - input_ready
-                self.compute_output_ns += timing.output_ready - computed
+                self.compute_output_ns += output_ready - computed
 
     def add_failure(self, reason: str, duration_ns: int) -> None:
         self.failures[reason] += 1
@@ -113,26 +121,25 @@ class ModelCounters:
 
     def add_execution(self, step: StepRecord, timing: StageTiming) -> None:
         """Count the batch, unless another request of it was here before."""
+        _, _, batched, input_ready, computed, output_ready, _, batch_id, batch_size, instance = timing
         process = step.process
-        key = ("" if process is None else process.instance_id, timing.instance, timing.batch_id)
+        key = ("" if process is None else process.instance_id, instance, batch_id)
         if key in self._seen or key in self._seen_before:
             return
         self._seen.add(key)
         if len(self._seen) > _BATCHES_LIMIT:
             self._seen_before, self._seen = self._seen, set()
         self.execution_count += 1
-        batched = timing.batched
-        self.last_inference_ms = (batched + step.clock_offset + WALL_OFFSET_NS) // 1_000_000
-        output_ready = timing.output_ready
+        self.last_inference_ns = batched + step.clock_offset
         if not output_ready:  # it failed: counted, without durations
             return
-        batch = self.batches.get(timing.batch_size)
+        batch = self.batches.get(batch_size)
         if batch is None:
-            batch = self.batches[timing.batch_size] = BatchCounters()
+            batch = self.batches[batch_size] = BatchCounters()
         batch.count += 1
-        batch.compute_input_ns += timing.input_ready - batched
-        batch.compute_infer_ns += timing.computed - timing.input_ready
-        batch.compute_output_ns += output_ready - timing.computed
+        batch.compute_input_ns += input_ready - batched
+        batch.compute_infer_ns += computed - input_ready
+        batch.compute_output_ns += output_ready - computed
 
 
 class Histogram:
@@ -237,13 +244,13 @@ class ModelTable:
 
     def _add_hop(self, step: StepRecord) -> None:
         timing, process = step.timing, step.process
-        if timing is None or process is None or not timing.sent or not step.ended:
+        if timing is None or process is None or not timing[6] or not step.ended:
             return
         hop = self.hops.get(process.service)
         if hop is None:
             hop = self.hops[process.service] = Histogram(HOP_BUCKETS_US)
-        # Differences on each side's own clock: no offset enters.
-        hop.observe(step.ended - step.started - timing.sent + timing.received)
+        # Without what lay between `received` and `sent`. Differences on each side's own clock: no offset enters.
+        hop.observe(step.ended - step.started - timing[6] + timing[0])
 
 
 def _reason(status: int, step: StepRecord) -> str:

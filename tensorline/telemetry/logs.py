@@ -158,6 +158,8 @@ def _now() -> str:
 
 def one_line(text: str, limit: int) -> str:
     """One safe line: cut to `limit` characters, what is unsafe as a visible \\uXXXX."""
+    if len(text) <= limit and text.isprintable():  # nothing unsafe is printable
+        return text
     return _UNSAFE.sub(_escape, text if len(text) <= limit else f"{text[:limit]}…")
 
 

@@ -67,11 +67,12 @@ class UsualSteps:
             local: What a span holds of its trace when its parent is of the same process.
             remote: The same when it is not.
         """
-        usual = self._known.get((step.model, step.version, timing.instance)) or self._learn(step, timing, record)
+        _, queued, batched, input_ready, computed, output_ready, _, _, batch_size, instance = timing
+        usual = self._known.get((step.model, step.version, instance)) or self._learn(step, timing, record)
         span_id = step.span_id
         times = _TIMES.pack(0x39, step.started + WALL_OFFSET_NS, 0x41, step.ended + WALL_OFFSET_NS)
         own = b"".join((usual.step_head, local, b"\x12\x08", span_id, parent, times))
-        if timing.batch_size > step.rows:
+        if batch_size > step.rows:
             end = self._batch(timing) + usual.model
             pack, (h0, h1, h2, h3) = self._layout(len(end))
         else:
@@ -79,13 +80,13 @@ class UsualSteps:
             pack, (h0, h1, h2, h3) = usual.layout
         front = b"%b\x22\x08%b\x12\x08" % (remote, span_id)  # 4 parent_span_id, 2 span_id
         base = int.from_bytes(span_id, "little")
-        queued, batched = timing.queued + WALL_OFFSET_NS, timing.batched + WALL_OFFSET_NS
-        input_ready, computed = timing.input_ready + WALL_OFFSET_NS, timing.computed + WALL_OFFSET_NS
+        queued, batched, input_ready = queued + WALL_OFFSET_NS, batched + WALL_OFFSET_NS, input_ready + WALL_OFFSET_NS
+        computed, output_ready = computed + WALL_OFFSET_NS, output_ready + WALL_OFFSET_NS
         stage = pack(
             *(h0, front, base ^ _S0, end, queued, 0x41, batched),
             *(h1, front, base ^ _S1, end, batched, 0x41, input_ready),
             *(h2, front, base ^ _S2, end, input_ready, 0x41, computed),
-            *(h3, front, base ^ _S3, end, computed, 0x41, timing.output_ready + WALL_OFFSET_NS),
+            *(h3, front, base ^ _S3, end, computed, 0x41, output_ready),
         )
         return own, stage
 

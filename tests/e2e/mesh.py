@@ -109,7 +109,11 @@ class Mesh:
 
     def start(self, name: str, **environ: str) -> None:
         """Start a process that does not run; `wait_ready` or `wait_joined` waits for it."""
-        service = self._services[name]
+        self.start_another(name, name, **environ)
+
+    def start_another(self, like: str, name: str, **environ: str) -> None:
+        """A second process of service `like` under its own name."""
+        service = self._services[like]
         with open(self.directory / f"{name}.log", "ab") as log:
             self._processes[name] = subprocess.Popen(
                 # Ends with us, however we end.
@@ -118,7 +122,7 @@ class Mesh:
                     *(service.target, *service.arguments),
                 ],
                 cwd=ROOT,
-                env={**self._environ, **self._own(name, service), **service.environ, **environ},
+                env={**self._environ, **self._own(like, service), **service.environ, **environ},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

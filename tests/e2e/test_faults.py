@@ -1,4 +1,4 @@
-"""Each process killed once under load: short failures that say what they are, never a wrong value, nothing left behind."""
+"""Each process killed once under load: short failures that name what is gone, no wrong value, nothing left behind."""
 
 import asyncio
 import time

@@ -168,9 +168,25 @@ asyncio.run(main())
 """
 
 
+DRAINING = """
+    import asyncio, signal, uvloop
+    async def main():
+        asked = asyncio.Event()
+        def ask():
+            with open({log!r}, "a") as log:
+                log.write("asked\\n")
+            asked.set()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ask)
+        print("up", flush=True)
+        await asked.wait()
+        await asyncio.sleep(0.5)
+    uvloop.run(main())
+"""
+
+
 async def test_a_killed_supervisor_takes_its_processes_with_it(script: MakeScript, tmp_path: Path) -> None:
-    drained = tmp_path / "drained"
-    stage = script("stage", STOP_NOTED.format(name="drained", log=str(drained), drain_s=0))
+    asked = tmp_path / "asked"
+    stage = script("stage", DRAINING.format(log=str(asked)))
     command = [sys.executable, "-c", PARENT, stage]
     parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: ASYNC220 - killed, not waited for
     with parent:
@@ -179,7 +195,31 @@ async def test_a_killed_supervisor_takes_its_processes_with_it(script: MakeScrip
         assert os.getsid(child) == child, "the terminal's Ctrl-C must not reach it"
         parent.kill()
         await until(lambda: not is_running(child), 5)
-    assert drained.read_text() == "drained\n", "an orphan still drains"
+    assert asked.read_text() == "asked\n", "an orphan drains: it is asked, and only once"
+
+
+QUICK = "import tensorline.cli.child as child; child.KILL_AFTER_S = 0.2; child.main()"
+LEAVING = """
+import os, subprocess, sys, time
+process = subprocess.Popen([sys.executable, "-c", sys.argv[1], str(os.getpid()), sys.argv[2]], stdout=subprocess.PIPE)
+process.stdout.readline()
+print(process.pid, flush=True)
+time.sleep(60)
+"""
+
+
+async def test_an_orphan_that_is_stuck_ends_all_the_same(script: MakeScript) -> None:
+    stuck = script("stuck", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + FOREVER)
+    command = [sys.executable, "-c", LEAVING, QUICK, stuck]
+    environment = {**os.environ, "TENSORLINE_DRAIN_S": "0.1"}
+    parent = subprocess.Popen(  # noqa: ASYNC220 - killed, not waited for
+        command, env=environment, stdout=subprocess.PIPE, text=True
+    )
+    with parent:
+        assert parent.stdout is not None
+        child = int(await asyncio.to_thread(parent.stdout.readline))
+        parent.kill()
+        await until(lambda: not is_running(child), 5)
 
 
 async def test_a_child_whose_parent_is_gone_already_does_not_start(script: MakeScript) -> None:

@@ -42,7 +42,12 @@ class Carrier(Protocol):
 
 class _Servicer(StageServicer):
     def __init__(self, exchange: Exchange) -> None:
-        self.Exchange = exchange  # type: ignore[method-assign, assignment]
+        self._exchange = exchange
+
+    async def Exchange(  # type: ignore[override]  # noqa: N802 - as in tensorline/stage/server.py
+        self, request_iterator: AsyncIterator[pb.Frames], context: "aio.ServicerContext[pb.Frames, pb.Frames]"
+    ) -> None:
+        await self._exchange(request_iterator, context)
 
 
 @asynccontextmanager

@@ -30,9 +30,8 @@ async def test_a_blocked_loop_is_measured_and_its_stack_logged(caplog: pytest.Lo
 
 
 async def test_a_loop_that_runs_is_not_accused(caplog: pytest.LogCaptureFixture) -> None:
-    async with open_lag_monitor() as lag:
+    async with open_lag_monitor():
         await asyncio.sleep(0.35)
-    assert lag.max_s() < 0.2
     assert caplog.records == []
 
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import structlog
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensorline.telemetry.logs import LINE_LIMIT, LogLines, configure_logging, logged_request, one_line
+from tensorline.telemetry.logs import _UNSAFE, LINE_LIMIT, LogLines, configure_logging, logged_request, one_line
 
 Lines = Callable[[], list[dict[str, object]]]
 
@@ -175,12 +175,17 @@ def test_for_people_there_are_lines_without_json() -> None:
     assert "\x1b" not in line
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.text(), st.integers(1, 100))
 def test_one_line_is_one_line(text: str, limit: int) -> None:
     line = one_line(text, limit)
     assert len(line.splitlines()) <= 1
     assert line.encode().decode() == line
     assert len(line) <= 6 * limit + 1
+
+
+def test_nothing_that_is_escaped_counts_as_printable() -> None:
+    assert not any(chr(code).isprintable() for code in range(sys.maxunicode) if _UNSAFE.match(chr(code)))
 
 
 def test_one_line_escapes_surrogates() -> None:

@@ -1,4 +1,6 @@
 import asyncio
+import io
+import json
 import subprocess
 import sys
 import threading
@@ -10,7 +12,8 @@ import pytest
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 
-from tensorline.telemetry.sdk import install_sdk, stage_context
+from tensorline.telemetry.logs import LogLines
+from tensorline.telemetry.sdk import install_sdk, stage_context, stage_span_scope
 from tensorline.telemetry.settings import TelemetrySettings
 from tests.tensorline.telemetry.collector import Collector
 from tests.tensorline.telemetry.records import STAGES
@@ -24,6 +27,16 @@ def test_a_stages_context_is_the_gateways_span() -> None:
     assert span.is_remote
     assert span.trace_flags.sampled
     assert span.trace_state.to_header() == "a=b"
+
+
+def test_while_a_batch_runs_spans_and_lines_are_its_requests() -> None:
+    lines = LogLines(io.BytesIO(), "s", "i", json=True)
+    with stage_span_scope(TRACE, SPAN, 1, "r-1"):
+        assert trace.get_current_span().get_span_context().span_id.to_bytes(8, "big") == SPAN
+        inside = json.loads(lines.line("info", "x", {}))
+    assert (inside["trace_id"], inside["request_id"]) == (TRACE.hex(), "r-1")
+    assert not trace.get_current_span().get_span_context().is_valid
+    assert "trace_id" not in json.loads(lines.line("info", "x", {}))
 
 
 def test_without_an_endpoint_nothing_is_installed() -> None:

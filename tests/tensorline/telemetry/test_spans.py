@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
@@ -112,6 +112,7 @@ def as_told(span: Span) -> tuple[object, ...]:
     return (service, *span[1:7], dict(span.attributes), span.is_error, span.message if span.is_error else "")
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.lists(records, max_size=4))
 def test_what_is_encoded_is_what_the_tree_says(batch: Sequence[RequestRecord]) -> None:
     encoder = SpanEncoder(GATEWAY)
@@ -189,6 +190,7 @@ def test_the_number_of_spans_is_known_beforehand() -> None:
     assert span_count(record) == len(spans_of(record, GATEWAY)) == 16
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.integers(-(2**63), 2**63 - 1))
 def test_varints_are_protobufs(number: int) -> None:
     from google.protobuf.internal.encoder import _VarintBytes  # type: ignore[attr-defined]
