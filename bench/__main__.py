@@ -112,7 +112,7 @@ def classify(report: Report, seconds: float) -> None:
 
 def _outside(mesh: BenchMesh, model: str) -> float:
     """Median share of a request's time that no step computed, of the traces kept; queues count as outside."""
-    shares = []
+    shares: list[float] = []
     for row in mesh.get(f"/api/traces?which=list&model={model}&limit=200"):
         (trace,) = mesh.get(f"/api/traces?which={row['trace_id']}")
         shares.append(1 - _computed_ns(trace) / trace["duration_ns"])
@@ -147,7 +147,7 @@ def sizes(report: Report, mesh: BenchMesh) -> None:
 
 def _median_ms(mesh: BenchMesh, model: str, step: str) -> float:
     """Median time of one step's computing, of the last traces."""
-    times = []
+    times: list[int] = []
     for row in mesh.get(f"/api/traces?which=list&model={model}&limit=30"):
         (trace,) = mesh.get(f"/api/traces?which={row['trace_id']}")
         spans = {span["span_id"]: span for span in trace["spans"]}

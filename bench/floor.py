@@ -22,8 +22,8 @@ async def answer(request: bytes, context: object) -> bytes:
 async def serve(kind: str) -> None:
     service, method = METHODS[kind]
     server = aio.server(options=[("grpc.max_receive_message_length", 64 << 20)])
-    handlers = {method: grpc.unary_unary_rpc_method_handler(answer)}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+    handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(answer)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     print(port, flush=True)

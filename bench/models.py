@@ -13,8 +13,10 @@ output [{ name: "OUTPUT", data_type: TYPE_FP32, dims: [ -1 ] }]
 
 # BIG travels on; SIZE comes along so that the answer to the client is eight bytes.
 _CARRY = """backend: "identity"
-input [ {{ name: "BIG_INPUT", data_type: TYPE_FP32, dims: [ -1 ] }}, {{ name: "SIZE_INPUT", data_type: TYPE_INT64, dims: [ 1 ] }} ]
-output [ {{ name: "BIG_OUTPUT", data_type: TYPE_FP32, dims: [ -1 ] }}, {{ name: "SIZE_OUTPUT", data_type: TYPE_INT64, dims: [ 1 ] }} ]
+input {{ name: "BIG_INPUT", data_type: TYPE_FP32, dims: [ -1 ] }}
+input {{ name: "SIZE_INPUT", data_type: TYPE_INT64, dims: [ 1 ] }}
+output {{ name: "BIG_OUTPUT", data_type: TYPE_FP32, dims: [ -1 ] }}
+output {{ name: "SIZE_OUTPUT", data_type: TYPE_INT64, dims: [ 1 ] }}
 parameters {{ key: "mode" value: {{ string_value: "{mode}" }} }}
 """
 
@@ -24,8 +26,9 @@ output [{ name: "BIG", data_type: TYPE_FP32, dims: [ -1 ] }]
 """
 
 _LAST = """backend: "identity"
-input [ { name: "BIG", data_type: TYPE_FP32, dims: [ -1 ] }, { name: "SIZE_INPUT", data_type: TYPE_INT64, dims: [ 1 ] } ]
-output [ { name: "SIZE_OUTPUT", data_type: TYPE_INT64, dims: [ 1 ] } ]
+input { name: "BIG", data_type: TYPE_FP32, dims: [ -1 ] }
+input { name: "SIZE_INPUT", data_type: TYPE_INT64, dims: [ 1 ] }
+output { name: "SIZE_OUTPUT", data_type: TYPE_INT64, dims: [ 1 ] }
 """
 
 
@@ -40,10 +43,10 @@ def _ensemble(inputs: str, outputs: str, steps: list[str]) -> str:
 
 
 def write_chains(folder: Path) -> Path:
-    """`chain`: three empty steps; `pass_on` and `write_anew`: make a tensor, then three steps that hand it on or copy it.
+    """`chain`: three empty steps. `pass_on` and `write_anew`: the first step makes a tensor, two hand it on or copy it,
+    and a last one answers with its size alone.
 
-    The step names end in the service that hosts them (repositories are given per service, so that three processes are
-    crossed): step k of every chain is hosted by the k-th service.
+    Each service has a repository of its own, so that a chain crosses three processes.
     """
     models: dict[str, dict[str, str]] = {service: {} for service in STEP_SERVICES}
     gateway: dict[str, str] = {}

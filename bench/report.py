@@ -63,7 +63,8 @@ class Report:
             )
         if self._sizes:
             parts.append(
-                "(c) Make a tensor, then three steps on it; one request in flight; the answer is eight bytes.\n\n"
+                "(c) One step makes a tensor, two hand it on or copy it, a fourth looks at it; one request in flight; "
+                "the answer is eight bytes.\n\n"
                 "| steps | tensor | p50 ms | of it making the tensor | the rest | KB through sockets |\n"
                 "|---|---|---|---|---|---|\n" + "\n".join(self._sizes)
             )

@@ -100,7 +100,7 @@ class KServeFrontEnd:
 
 def _handlers(front_end: KServeFrontEnd) -> dict[str, "grpc.RpcMethodHandler[Any, Any]"]:
     """Of the methods that are there; the generated servicer would answer the others with a traceback in the log."""
-    handlers: dict[str, "grpc.RpcMethodHandler[Any, Any]"] = {}
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
     for method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods:
         behaviour = getattr(front_end, method.name, None)
         if behaviour is not None:

@@ -29,7 +29,7 @@ from tensorline.rpc.connection import LocalPeer
 from tensorline.rpc.sockets import claim_socket
 from tensorline.settings import read_settings
 from tensorline.shm import ArenaReader, open_arena, open_directory
-from tensorline.stage.main import background, directory_sweeps, run_loop, stop_requested
+from tensorline.stage.main import background, directory_sweeps, run_loop, settle_memory, stop_requested
 from tensorline.telemetry.lag import open_lag_monitor
 from tensorline.telemetry.logs import configure_logging
 from tensorline.telemetry.metrics import Metrics
@@ -150,6 +150,7 @@ async def serve_gateway(instance_id: str, settings: GatewaySettings) -> None:
         await server.start()
         stack.push_async_callback(server.stop, 1.0)
         stack.push_async_callback(_drain, service, readiness, settings.drain_s)
+        settle_memory()
         readiness.accepts = True
         changed.set()
         log.info(

@@ -29,16 +29,18 @@ class GatewayPlane:
         limit = self._inline_bytes
         return any(t.data is not None and len(t.data) > limit for t in tensors) and self._mesh.has_near
 
-    async def place(self, tensor: Tensor) -> Tensor:
+    async def place(self, tensor: Tensor, patience_s: float) -> Tensor:
         """The tensor in our arena, with one reference that the request's ledger gives back.
 
+        Args:
+            patience_s: What is left of the request's time: no longer is waited for room.
         Raises:
             ResourceExhaustedError: the arena is full and nobody made room.
         """
         data = tensor.data
         if data is None or len(data) <= self._inline_bytes:
             return tensor
-        block = await self._arena.allocate_or_wait(len(data), ARENA_WAIT_S)
+        block = await self._arena.allocate_or_wait(len(data), max(0.0, min(ARENA_WAIT_S, patience_s)))
         try:
             target, source = np.frombuffer(block.view, np.uint8), np.frombuffer(data, np.uint8)
             if len(data) >= OFF_LOOP_BYTES:

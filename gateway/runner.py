@@ -119,15 +119,17 @@ class RequestRunner:
             return await self._plane.fetch(self._steps.outputs)
         finally:
             timer.cancel()
-            for connection, number in self._open.values():
-                connection.cancel(number)
+            if self._done.done() and not self._done.cancelled():
+                self._done.exception()  # what ends us here may be another: asyncio would log this one as lost
+            for step, (connection, number) in self._open.items():
+                connection.cancel(number, self._steps.step_inputs(step))
             self._open.clear()
             self._ledger.close()
 
     async def _place(self, inputs: list[Tensor]) -> list[Tensor]:
         placed = []
         for tensor in inputs:
-            in_arena = await self._plane.place(tensor)
+            in_arena = await self._plane.place(tensor, self._deadline - time.monotonic())
             if in_arena is not tensor:
                 self._ledger.hold((in_arena,))
             placed.append(in_arena)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -10,6 +11,9 @@ import uvicorn
 from starlette.applications import Starlette
 
 from tensorline.errors import ConfigError
+
+# Its lines of starting and stopping say nothing that ours do not.
+logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
 
 __all__ = ["bind_tcp", "bind_unix", "serve_http"]
 

@@ -18,7 +18,8 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 0.2
 RESTART_S = 0.5
-KILL_S = 5.0
+KILL_S = 3.0
+"""Beyond the drain. Less than the supervisor above us allows: a stuck worker must not outlive its parent."""
 
 
 def run_workers(settings: GatewaySettings) -> int:

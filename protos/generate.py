@@ -1,7 +1,7 @@
 """Make the checked-in stubs from the .proto files: `make protos`.
 
-Needs grpcio-tools 1.81.1 exactly (code of later ones is refused by protobuf 6) and mypy-protobuf. Two changes are made to
-what protoc writes: imports point into our package, and files of package `inference` register in a pool of our own
+Needs grpcio-tools 1.81.1 exactly (code of later ones is refused by protobuf 6) and mypy-protobuf. Two changes are made
+to what protoc writes: imports point into our package, and files of package `inference` register in a pool of our own
 (tensorline/protocol/pool.py says why).
 """
 

@@ -85,7 +85,7 @@ class StageSettings(MeshSettings):
     listen: str = ""
     """TCP address "host:port" besides the Unix socket; empty: the socket alone. Port 0 takes a free one."""
     advertise: str = ""
-    """TCP address under which gateways on other hosts reach `listen`; empty: the same."""
+    """TCP address under which gateways on other hosts reach `listen`; empty: the same, by host name for any."""
     max_in_flight: PositiveInt = 320
     """Requests that one gateway may have here at once: a full queue and what runs besides."""
     max_queue: PositiveInt = 256

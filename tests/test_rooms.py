@@ -20,6 +20,7 @@ MAY_SEE_STUBS = (
     "tensorline.config",
     "tensorline.stage.server",
     "tensorline.stage.session",  # one stream of that server
+    "tensorline.cli.infer",  # a client: the other end of the gateway's wire
 )
 GATEWAY_FRONT_ENDS = ("gateway.grpc_v2", "gateway.rest_v2", "gateway.openai", "gateway.http", "gateway.front")
 """Modules, or packages, of the gateway that speak a wire protocol."""

@@ -23,7 +23,7 @@ from tensorline.rpc.frames import ChunkStore, StageResult, Submission, decode_re
 from tensorline.rpc.lane import Lane, open_lane
 from tensorline.rpc.outbox import Outbox, TensorList
 from tensorline.telemetry.record import Process
-from tensorline.tensor import Handle
+from tensorline.tensor import Handle, Tensor
 
 __all__ = ["HostedModel", "LocalPeer", "StageConnection", "connect_stage"]
 
@@ -92,6 +92,7 @@ class StageConnection:
         self._outbox = Outbox()
         self._chunks = ChunkStore(local.inline_limit)
         self._pending: dict[int, OnResult | None] = {}
+        self._given_back: dict[int, set[tuple[int, int]]] = {}
         self._next_id = 0
         self._heard = time.monotonic()
         self.unknown_frames = 0
@@ -144,11 +145,18 @@ class StageConnection:
         self._pending[number] = on_result
         return number
 
-    def cancel(self, number: int) -> None:
-        """Nobody wants the answer any more. The slot is free again when the stage has said so."""
+    def cancel(self, number: int, inputs: Iterable[Tensor] = ()) -> None:
+        """Nobody wants the answer any more. The slot is free again when the stage has said so.
+
+        Args:
+            inputs: Of the request. The caller gives their blocks back itself, also those that a late answer passes on.
+        """
         if number in self._pending and self.is_open:
             self._pending[number] = None
             self._outbox.frame().cancel.id = number
+            handles = [tensor.handle for tensor in inputs if tensor.handle is not None]
+            if handles:
+                self._given_back[number] = {_block(handle) for handle in handles if handle.arena == self.arena}
 
     def release(self, handles: Iterable[Handle]) -> None:
         """Blocks of this instance's arena that nobody reads any more."""
@@ -243,8 +251,11 @@ class StageConnection:
             on_result(result)
         else:  # cancelled meanwhile: what it holds for us goes back at once
             own = [t.handle for t in result.outputs if t.handle is not None and t.handle.arena == self.arena]
-            if own:
-                self.release(own)
+            given_back = self._given_back.pop(number, ())
+            # Once for each block: one release too many would end the lease of another request in the same block.
+            held = {_block(handle): handle for handle in own if _block(handle) not in given_back}
+            if held:
+                self.release(held.values())
 
     def _take_beat(self, beat: pb.Beat) -> None:
         self.queued = beat.queued
@@ -342,6 +353,10 @@ async def _lane_of(hello: pb.Hello) -> Lane | None:
     except (OSError, TimeoutError) as error:
         log.warning("no local lane to a stage", extra={"instance": hello.instance_id, "cause": str(error)})
         return None
+
+
+def _block(handle: Handle) -> tuple[int, int]:
+    return handle.block, handle.generation
 
 
 def _first_cause(group: BaseExceptionGroup[BaseException]) -> str:

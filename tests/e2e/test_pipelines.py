@@ -48,6 +48,13 @@ def write_models(root: Path) -> None:
     ensemble(pipelines, "failing", [("left", {"x": "x"}, {"y": "a"}), ("boom", {"x": "a"}, {"y": "y"})])
     ensemble(pipelines, "half_failing", [*steps[:2], ("boom", {"x": "b"}, {"y": "d"}), steps[3]])
     ensemble(pipelines, "waiting", [("left", {"x": "x"}, {"y": "a"}), ("wait", {"x": "a"}, {"y": "y"})])
+    pair, delay = "instance_group [ { count: 2 } ]", {"execute_delay_ms": "500"}
+    gathering = "dynamic_batching { max_queue_delay_microseconds: 100000 }"
+    model(root / "pre", "gather", "identity", batch=8, text=gathering, parameters={"mode": "copy"})
+    model(root / "pre", "hold", "identity", batch=8, text=pair, parameters=delay)
+    model(root / "pre", "after", "identity", batch=8, text=pair, parameters={**delay, "mode": "copy"})
+    steps = [("gather", {"x": "x"}, {"y": "a"}), ("hold", {"x": "a"}, {"y": "b"}), ("after", {"x": "b"}, {"y": "y"})]
+    ensemble(pipelines, "sharing", steps, batch=8)
     ensemble(pipelines, "outer", [("diamond", {"x": "x"}, {"y": "y"})])
     for version in (-1, 1, 3):
         name = "newest" if version < 0 else f"version_{version}"
@@ -138,6 +145,20 @@ async def test_one_branch_fails_while_the_other_runs(mesh: Mesh, stub: Stub) -> 
     for _ in range(20):
         assert "bad row" in (await failure(stub.ModelInfer(request("half_failing", x=x)))).text
     np.testing.assert_array_equal((await infer(stub, "half_failing", x=X))["y"], (X + 11) + (X + 1) * 2)
+    await mesh.wait_idle()
+
+
+async def test_a_cancel_takes_no_block_from_its_neighbour(mesh: Mesh, stub: Stub) -> None:
+    """Two requests in one block, which the step that runs passes on: the block is given back once for each."""
+    x = np.ones((1, 1 << 16), np.float32)
+    leaving = stub.ModelInfer(request("sharing", x=x))
+    staying = asyncio.ensure_future(infer(stub, "sharing", x=x * 2))
+    flying = asyncio.ensure_future(failure(leaving))
+    await asyncio.sleep(0.35)
+    leaving.cancel()
+    np.testing.assert_array_equal((await staying)["y"], x * 2)
+    with pytest.raises(asyncio.CancelledError):
+        await flying
     await mesh.wait_idle()
 
 

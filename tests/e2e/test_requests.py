@@ -10,13 +10,14 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import psutil
 import pytest
 from grpc import Compression, StatusCode
 
 from tensorline.protocol.stubs.inference import grpc_service_pb2 as pb
 from tensorline.protocol.stubs.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from tensorline.tensor import Array
-from tests.e2e.client import Failure, arrays, failure, infer, request
+from tests.e2e.client import Failure, arrays, failure, infer, outcome, request
 from tests.e2e.mesh import Mesh, running_mesh
 from tests.e2e.models import (
     DATATYPE_NAMES,
@@ -499,7 +500,7 @@ FOREIGN: dict[str, Callable[[], Any]] = {
     "model": lambda: request(EMOJI, x=ONE),
     "version": lambda: ident(model_version=EMOJI),
     "input": lambda: renamed(EMOJI),
-    "id": lambda: renamed(EMOJI, "ident_FP32") if False else request("ident_FP32", id=EMOJI, x=np.ones((1, 1), "f4")),
+    "id": lambda: request("ident_FP32", id=EMOJI, x=np.ones((1, 1), np.float32)),
     "inputs": lambda: request("ident_FP32", id=EMOJI[:999], **{f"{EMOJI[:99]}{at}": ONE for at in range(60)}),
     "output": lambda: with_output(EMOJI),
     "datatype": lambda: datatyped(EMOJI),
@@ -597,6 +598,53 @@ async def test_unparsable_and_unknown(mesh: Mesh) -> None:
         assert (unknown.code, bool(SPY.search(unknown.text))) == (NO, False)
         stranger = await failure(channel.unary_unary("/tensorline.v1.Stage/Exchange")(b""))
         assert stranger.code is NO
+
+
+async def test_mutated_requests(mesh: Mesh, stub: Stub) -> None:  # IN07, in small
+    """Whatever the bytes are: an answer, or a refusal that says why; the logs show no bug (S3)."""
+    rng = np.random.default_rng(2024)
+    seeds = [make().SerializeToString() for make, _, _ in REFUSED.values()]
+    seeds = [seed for seed in seeds if len(seed) < 4096 and b"boom" not in seed]
+    codes: dict[StatusCode, int] = {}
+    before = psutil.Process(mesh.pid("gateway")).memory_info().rss
+    async with mesh.channel() as channel:
+        send = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+
+        async def one(seed: bytes) -> None:
+            found = await outcome(send(mutated(seed, rng), timeout=10))
+            code = StatusCode.OK if found is None else found.code
+            codes[code] = codes.get(code, 0) + 1
+            if found is not None:
+                assert not SPY.search(found.text), found.text
+                assert code is not StatusCode.INTERNAL or found.text == "Unable to parse request", found.text
+
+        for _ in range(30):
+            await asyncio.gather(*(one(seeds[int(rng.integers(len(seeds)))]) for _ in range(100)))
+    assert set(codes) <= {StatusCode.OK, BAD, MISSING, NO, AWAY, StatusCode.INTERNAL}, codes
+    assert codes[BAD] > 300, codes
+    assert psutil.Process(mesh.pid("gateway")).memory_info().rss - before < 50 << 20
+
+
+def mutated(seed: bytes, rng: np.random.Generator) -> bytes:
+    """A few bytes changed, cut out, put in twice, or put in from nowhere."""
+    data = bytearray(seed)
+    for _ in range(int(rng.integers(1, 4))):
+        at, kind = int(rng.integers(len(data) + 1)), int(rng.integers(5))
+        if kind == 0 and at < len(data):
+            data[at] ^= 1 << int(rng.integers(8))
+        elif kind == 1:
+            del data[at : at + int(rng.integers(1, 8))]
+        elif kind == 2:
+            data[at:at] = data[at : at + int(rng.integers(1, 64))]
+        elif kind == 3:
+            data[at:at] = rng.bytes(int(rng.integers(1, 12)))
+        else:
+            data[at:] = data[at : at + int(rng.integers(1, 200))]
+    return bytes(data)
+
+
+async def test_an_endless_deadline(stub: Stub) -> None:
+    assert arrays(await stub.ModelInfer(request("chain_FP32", x=ONE), timeout=1e9))
 
 
 async def test_after_all_that_nothing_is_held(mesh: Mesh, stub: Stub) -> None:
