@@ -1,11 +1,13 @@
 """The HTTP side for people and tools: health, models, instances and traces as JSON, and the metrics page."""
 
 import hmac
+import logging
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import orjson
 from starlette.applications import Starlette
@@ -26,6 +28,8 @@ from tensorline.telemetry.recorder import Recorder
 from tensorline.telemetry.store import TraceStore
 
 __all__ = ["AdminRoutes", "is_loopback", "metrics_app"]
+
+log = logging.getLogger(__name__)
 
 LOCAL_NAMES = ["localhost", "127.0.0.1", "[::1]", "::1"]
 LIST_LIMIT = 1000
@@ -92,7 +96,11 @@ class AdminRoutes:
         if self._token_file is None:
             return self._is_open
         given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
-        token = self._token_file.read_bytes().strip()
+        try:
+            token = self._token_file.read_bytes().strip()
+        except OSError as error:
+            log.error("the operators' token cannot be read", extra={"cause": str(error)})
+            return False
         return bool(token) and hmac.compare_digest(given, token)
 
     async def _metadata(self, request: Request) -> Response:
@@ -161,7 +169,8 @@ class AdminRoutes:
 
     async def _elsewhere(self, request: Request) -> list[Any]:
         """What the other workers answer to the same question."""
-        bodies = await self._siblings.ask(f"{request.url.path}?{request.url.query}")
+        # Written anew: what came may hold bytes that no request line may.
+        bodies = await self._siblings.ask(f"/api/traces?{urlencode(request.query_params.multi_items())}")
         return [row for body in bodies for row in orjson.loads(body)]
 
 

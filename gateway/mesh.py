@@ -4,11 +4,12 @@ import asyncio
 import contextlib
 import logging
 import random
+import re
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 
 from gateway.balancing import RetryBudget, choose
-from tensorline.config import ModelConfig, config_from_encoded
+from tensorline.config import ModelConfig, config_from_encoded, is_model_name
 from tensorline.discovery import Registry, ServiceInstance
 from tensorline.errors import ConfigError, OverloadedError, TensorlineError, UnavailableError
 from tensorline.rpc.connection import HostedModel, LocalPeer, StageConnection, connect_stage
@@ -20,6 +21,7 @@ log = logging.getLogger(__name__)
 
 RETRY_FIRST_S = 0.1
 RETRY_LIMIT_S = 1.0
+VERSION = re.compile("[1-9][0-9]{0,18}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,7 @@ class Mesh:
 
             def on_open(connection: StageConnection) -> None:
                 nonlocal opened
+                self._check_single(connection)
                 opened = self._streams[place] = connection
                 self._add(connection)
 
@@ -151,6 +154,16 @@ class Mesh:
             return instance.local_address
         return instance.address
 
+    def _check_single(self, connection: StageConnection) -> None:
+        """
+        Raises:
+            UnavailableError: a stream to this instance stands already, by another entry. Blocks are leased to a stream:
+                those of the one could not be given back by the other.
+        """
+        for other in self._hosted:
+            if other.is_open and (other.instance_id == connection.instance_id or other.arena == connection.arena):
+                raise UnavailableError(f"it is instance '{other.instance_id}', to which another entry has led")
+
     def _add(self, connection: StageConnection) -> None:
         self._hosted[connection] = []
         self._by_arena[connection.arena] = connection
@@ -177,25 +190,25 @@ class Mesh:
         newest: dict[str, int] = {}
         for connection, models in self._hosted.items():
             for model in models:
-                if model.state == "READY" and not connection.is_draining:
+                if model.state == "READY" and not connection.is_draining and self._learn(model):
                     table.setdefault((model.name, model.version), []).append(connection)
                     newest[model.name] = max(newest.get(model.name, 0), int(model.version))
-                    self._learn(model)
         for name, version in newest.items():
             table[name, ""] = table[name, str(version)]
         self._table, self._newest = table, newest
         self._on_change()
 
-    def _learn(self, model: HostedModel) -> None:
-        config = self._decoded.get(model.config)
-        if config is None:
-            try:
-                config = config_from_encoded(model.config)
-            except ConfigError as error:
-                log.error("a stage's model configuration is unusable", extra={"model": model.name, "cause": str(error)})
-                return
-            self._decoded[model.config] = config
+    def _learn(self, model: HostedModel) -> bool:
+        """Whether it can be called: its configuration and its version can be read."""
+        try:
+            config = self._decoded.get(model.config) or config_from_encoded(model.config)
+            _check_hosted(model, config)
+        except ConfigError as error:
+            log.error("a stage's model configuration is unusable", extra={"model": model.name, "cause": str(error)})
+            return False
+        self._decoded[model.config] = config
         self._configs[model.name, int(model.version)] = config
+        return True
 
     def config(self, model: str, version: int) -> ModelConfig | None:
         """As its stage completed it; also of one that is away at present. Version -1: the newest ready, else known."""
@@ -274,7 +287,7 @@ class Mesh:
             InstanceView(
                 id=connection.instance_id,
                 service=connection.service,
-                state="DRAINING" if connection.is_draining else "READY" if models else "LOADING",
+                state="DRAINING" if connection.is_draining else "LOADING" if _is_loading(models) else "READY",
                 in_flight=connection.in_flight,
                 queued=connection.queued,
                 arena_bytes=connection.arena_bytes,
@@ -290,6 +303,24 @@ class Mesh:
             if i.id and i.id not in live
         ]
         return sorted([*views, *away], key=lambda view: (view.service, view.id))
+
+
+def _is_loading(models: Iterable[HostedModel]) -> bool:
+    states = {model.state for model in models}
+    return not states or "LOADING" in states
+
+
+def _check_hosted(model: HostedModel, config: ModelConfig) -> None:
+    """
+    Raises:
+        ConfigError: no name, no version, or another model's configuration.
+    """
+    if not is_model_name(model.name):
+        raise ConfigError("a served model's name is none")
+    if not VERSION.fullmatch(model.version):
+        raise ConfigError("a served model's version is no number above 0")
+    if config.name != model.name:
+        raise ConfigError("a served model's configuration is of another name")
 
 
 def _place(instance: ServiceInstance) -> tuple[str, str, str]:

@@ -41,17 +41,18 @@ class GatewayPlane:
         if data is None or len(data) <= self._inline_bytes:
             return tensor
         block = await self._arena.allocate_or_wait(len(data), max(0.0, min(ARENA_WAIT_S, patience_s)))
-        try:
-            target, source = np.frombuffer(block.view, np.uint8), np.frombuffer(data, np.uint8)
-            if len(data) >= OFF_LOOP_BYTES:
-                await asyncio.to_thread(
-                    np.copyto, target, source
-                )  # slice assignment to an mmap keeps the GIL; this does not
-            else:
-                np.copyto(target, source)
-        except BaseException:
-            block.release()
-            raise
+        target, source = np.frombuffer(block.view, np.uint8), np.frombuffer(data, np.uint8)
+        if len(data) < OFF_LOOP_BYTES:
+            np.copyto(target, source)
+        else:
+            # Slice assignment to an mmap keeps the GIL; this does not.
+            copying = asyncio.ensure_future(asyncio.to_thread(np.copyto, target, source))
+            try:
+                await asyncio.shield(copying)
+            except BaseException:
+                # The thread writes on: until it is done nobody else may have the block.
+                copying.add_done_callback(lambda _: block.release())
+                raise
         return Tensor(tensor.name, tensor.datatype, tensor.shape, None, block.handle)
 
     async def fetch(self, tensors: list[Tensor]) -> list[Tensor]:

@@ -4,6 +4,7 @@ No task per step: results arrive as callbacks of the stage streams and start wha
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -11,7 +12,14 @@ from typing import Protocol
 from gateway.ledger import Ledger
 from gateway.mesh import Mesh
 from gateway.plane import GatewayPlane
-from tensorline.errors import DeadlineError, OverloadedError, TensorlineError, UnavailableError, error_for_status
+from tensorline.errors import (
+    DeadlineError,
+    InternalError,
+    OverloadedError,
+    TensorlineError,
+    UnavailableError,
+    error_for_status,
+)
 from tensorline.rpc.connection import StageConnection
 from tensorline.rpc.frames import ParameterValue, StageResult, Submission
 from tensorline.telemetry.context import new_span_id
@@ -19,6 +27,8 @@ from tensorline.telemetry.record import RequestRecord, StepRecord
 from tensorline.tensor import Tensor
 
 __all__ = ["RequestRunner", "Steps"]
+
+log = logging.getLogger(__name__)
 
 ATTEMPTS = 2
 UNAVAILABLE = UnavailableError.status.value[0]
@@ -179,7 +189,11 @@ class RequestRunner:
 
     def _taker(self, step: int, connection: StageConnection, record: StepRecord) -> Callable[[StageResult], None]:
         def take(result: StageResult) -> None:
-            self._take(step, connection, record, result)
+            try:
+                self._take(step, connection, record, result)
+            except Exception:  # nobody above would end the request, and its client would wait for its deadline
+                log.exception("step failed", extra={"model": record.model, "request_id": self._record.request_id})
+                self._fail(InternalError("internal error"))
 
         return take
 

@@ -120,7 +120,7 @@ class InferenceService:
             raise UnavailableError("the gateway is shutting down")
         found = self.models.find(request.model, request.version)
         record.version = str(found.version)
-        if found.config.decoupled:
+        if found.config.decoupled or (found.plan is not None and found.plan.is_decoupled):
             raise UnsupportedError("ModelInfer RPC doesn't support models with decoupled transaction policy")
         if found.checker.is_heavy(request):
             record.rows = await asyncio.to_thread(found.checker.check, request)

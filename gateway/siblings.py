@@ -5,7 +5,7 @@ import contextlib
 import http.client
 import logging
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 __all__ = ["Siblings", "merge_metrics", "worker_socket"]
@@ -13,6 +13,16 @@ __all__ = ["Siblings", "merge_metrics", "worker_socket"]
 log = logging.getLogger(__name__)
 
 ASK_S = 2.0
+
+NOT_SUMMED: Mapping[str, Callable[[float, float], float]] = {
+    "process_start_time_seconds": max,
+    "python_info": max,
+    "tensorline_event_loop_lag_max_seconds": max,
+    "tensorline_event_loop_lag_p99_seconds": max,
+    "tensorline_instances": max,  # every worker has a stream to each
+    "tensorline_registry_is_fresh": min,
+}
+"""How the workers' values of these families become one."""
 
 
 def worker_socket(port: int, worker: int) -> str:
@@ -58,13 +68,26 @@ def _get(path: Path, target: str) -> bytes | None:
 
 
 def merge_metrics(pages: Iterable[bytes]) -> bytes:
-    """One metrics page of several: the sum of each series, the comments of the first page that has it."""
-    lines: dict[str, float | None] = {}
+    """One metrics page of several: each series summed, or as `NOT_SUMMED` says, below its family's comments."""
+    families: dict[str, tuple[dict[str, None], dict[str, float]]] = {}
     for page in pages:
-        for line in page.decode().splitlines():
-            if not line or line.startswith("#"):
-                lines.setdefault(line, None)
-            else:
+        name = ""
+        for line in page.decode().split("\n"):
+            if line.startswith("#"):
+                name = line.split(" ", 3)[2]
+                comments, _ = families.setdefault(name, ({}, {}))
+                comments[line] = None
+            elif line:
                 series, _, value = line.rpartition(" ")
-                lines[series] = (lines.get(series) or 0.0) + float(value)
-    return "".join(f"{key}\n" if value is None else f"{key} {value:g}\n" for key, value in lines.items()).encode()
+                _, values = families.setdefault(name, ({}, {}))
+                join = NOT_SUMMED.get(name, _sum)
+                values[series] = join(values[series], float(value)) if series in values else float(value)
+    lines: list[str] = []
+    for comments, values in families.values():
+        lines += comments
+        lines += [f"{series} {int(value) if value.is_integer() else value}" for series, value in values.items()]
+    return "\n".join(lines).encode() + b"\n"
+
+
+def _sum(one: float, other: float) -> float:
+    return one + other

@@ -35,6 +35,7 @@ def bind_tcp(address: str, port: int, what: str) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((address, port))
+        listener.listen()  # two sockets may be bound to one port, as long as neither listens
     except OSError as error:
         listener.close()
         raise ConfigError(f"{what} port {port} on {address} cannot be used: {error.strerror}") from error
@@ -69,6 +70,8 @@ async def serve_http(app: Starlette, listener: socket.socket) -> AsyncIterator[N
     try:
         while not server.started and not serving.done():
             await asyncio.sleep(0.005)
+        if serving.done():
+            await serving  # says why
         yield
     finally:
         server.should_exit = True

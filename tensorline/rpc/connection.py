@@ -14,12 +14,19 @@ import grpc
 from grpc import aio
 
 from tensorline import __version__
-from tensorline.errors import TensorlineError, UnavailableError
+from tensorline.errors import InvalidTensorError, ResourceExhaustedError, TensorlineError, UnavailableError
 from tensorline.protocol.stubs.tensorline.v1 import stage_pb2 as pb
 from tensorline.protocol.stubs.tensorline.v1.stage_pb2_grpc import StageStub
-from tensorline.rpc.channels import PROTOCOL, open_stage_channel
+from tensorline.rpc.channels import CHUNK_BYTES, PROTOCOL, open_stage_channel
 from tensorline.rpc.clock import ClockOffset
-from tensorline.rpc.frames import ChunkStore, StageResult, Submission, decode_result, encode_parameters
+from tensorline.rpc.frames import (
+    ChunkStore,
+    StageResult,
+    Submission,
+    decode_handle_tensor,
+    decode_result,
+    encode_parameters,
+)
 from tensorline.rpc.lane import Lane, open_lane
 from tensorline.rpc.outbox import Outbox, TensorList
 from tensorline.telemetry.record import Process
@@ -32,7 +39,10 @@ log = logging.getLogger(__name__)
 BEAT_S = 1.0
 BEATS_MISSED = 4
 HELLO_S = 2.0
-LATE_CANCEL_S = 30.0
+LANE_END_S = 1.0
+"""After the end of the stream, for what the stage has sent by the lane before."""
+TEXT_BYTES = CHUNK_BYTES
+"""Of one request's id, parameters and output names: a frame cannot be split, and one message has to hold it."""
 
 OnResult = Callable[[StageResult], None]
 
@@ -110,14 +120,17 @@ class StageConnection:
 
         Raises:
             UnavailableError: the stream is broken.
+            InvalidTensorError: more text than a frame can hold.
         """
         if not self.is_open:
             raise UnavailableError("the stage is gone")
+        # Text is counted only where there may be much of it.
+        text_bytes = _text_bytes(work) if work.parameters or work.outputs or len(work.request_id) > 128 else 0
         self._next_id += 1
         number = self._next_id
 
         def room() -> TensorList:
-            wire = self._outbox.frame().submit
+            wire = self._outbox.frame(text_bytes).submit
             wire.id = number
             wire.model = work.model
             if work.version:
@@ -183,6 +196,8 @@ class StageConnection:
                 beat = tasks.create_task(self._beat())
                 read = tasks.create_task(self._read())
                 await asyncio.wait([read, move, beat], return_when=asyncio.FIRST_COMPLETED)
+                if lane is not None and not move.done() and not beat.done():
+                    await asyncio.wait([move], timeout=LANE_END_S)
                 for task in (read, move, beat):
                     task.cancel()
         except* (aio.AioRpcError, asyncio.InvalidStateError, TensorlineError, TimeoutError, aio.UsageError) as errors:
@@ -197,6 +212,8 @@ class StageConnection:
         lane.on_message = self._take_message
         lane.on_lost = lost.set
         lane.on_room = lambda: self._outbox.flush_to(lane)
+        if not lane.is_open:  # lost before anybody listened
+            return
         lane.write_token(self._lane_token)
         self._outbox.flush_to(lane)
         await lost.wait()
@@ -206,7 +223,14 @@ class StageConnection:
         pending, self._pending = self._pending, {}
         for on_result in pending.values():
             if on_result is not None:
-                on_result(StageResult(grpc.StatusCode.UNAVAILABLE.value[0], "the stage that ran it is gone"))
+                result = StageResult(grpc.StatusCode.UNAVAILABLE.value[0], "the stage that ran it is gone")
+                self._tell(on_result, result)
+
+    def _tell(self, on_result: OnResult, result: StageResult) -> None:
+        try:
+            on_result(result)
+        except Exception:  # one request's trouble is not that of the others on this stream
+            log.exception("a result's taker failed", extra={"instance": self.instance_id})
 
     async def _read(self) -> None:
         while True:
@@ -225,7 +249,11 @@ class StageConnection:
         if kind == "result":
             self._take_result(frame.result)
         elif kind == "chunk":
-            self._chunks.add(frame.chunk)
+            try:
+                self._chunks.add(frame.chunk)
+            except TensorlineError as error:
+                # The Result that refers to these chunks will be refused; the stream lives on.
+                log.warning("chunk refused", extra={"instance": self.instance_id, "cause": str(error)})
         elif kind == "beat":
             self._take_beat(frame.beat)
         elif kind == "models":
@@ -241,21 +269,26 @@ class StageConnection:
             self.unknown_frames += 1
 
     def _take_result(self, wire: pb.Result) -> None:
+        number = wire.id
+        on_result = self._pending.pop(number, None) if wire.final else self._pending.get(number)
         try:
             result = decode_result(wire, self._chunks)
         except TensorlineError as error:
-            result = StageResult(grpc.StatusCode.INTERNAL.value[0], str(error), final=wire.final)
-        number = wire.id
-        on_result = self._pending.pop(number, None) if result.final else self._pending.get(number)
+            kind = error if isinstance(error, ResourceExhaustedError) else TensorlineError
+            result = StageResult(kind.status.value[0], str(error), final=wire.final)
+            self._give_back(number, [decode_handle_tensor(each) for each in wire.outputs if each.HasField("handle")])
         if on_result is not None:
-            on_result(result)
+            self._tell(on_result, result)
         else:  # cancelled meanwhile: what it holds for us goes back at once
-            own = [t.handle for t in result.outputs if t.handle is not None and t.handle.arena == self.arena]
-            given_back = self._given_back.pop(number, ())
-            # Once for each block: one release too many would end the lease of another request in the same block.
-            held = {_block(handle): handle for handle in own if _block(handle) not in given_back}
-            if held:
-                self.release(held.values())
+            self._give_back(number, result.outputs)
+
+    def _give_back(self, number: int, outputs: Iterable[Tensor]) -> None:
+        own = [t.handle for t in outputs if t.handle is not None and t.handle.arena == self.arena]
+        given_back = self._given_back.pop(number, ())
+        # Once for each block: one release too many would end the lease of another request in the same block.
+        held = {_block(handle): handle for handle in own if _block(handle) not in given_back}
+        if held:
+            self.release(held.values())
 
     def _take_beat(self, beat: pb.Beat) -> None:
         self.queued = beat.queued
@@ -302,6 +335,7 @@ async def connect_stage(
     """
     channel = open_stage_channel(target)
     call = StageStub(channel).Exchange()
+    lane: Lane | None = None
     try:
         hello = await _exchange_hello(call, local)
         if hello.protocol != PROTOCOL:
@@ -316,7 +350,11 @@ async def connect_stage(
         raise UnavailableError(f"stage stream: {error.code().name}") from error
     except TimeoutError as error:
         raise UnavailableError("the stage did not say hello in time") from error
+    except asyncio.InvalidStateError as error:
+        raise UnavailableError("stage stream: it ended while it was opened") from error
     finally:
+        if lane is not None:
+            lane.close()
         # A dropped call stays open for ever, and other orders leak sockets in some releases.
         call.cancel()
         with contextlib.suppress(Exception):
@@ -357,6 +395,23 @@ async def _lane_of(hello: pb.Hello) -> Lane | None:
 
 def _block(handle: Handle) -> tuple[int, int]:
     return handle.block, handle.generation
+
+
+def _text_bytes(work: Submission) -> int:
+    """
+    Raises:
+        InvalidTensorError: over the limit, or a number that no field holds.
+    """
+    size = len(work.request_id.encode()) + sum(len(name.encode()) for name in work.outputs)
+    for key, value in work.parameters.items():
+        if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
+            raise InvalidTensorError(f"parameter '{key[:64]}' is {value}, which 64 bits do not hold")
+        size += len(key.encode()) + (len(value.encode()) if isinstance(value, str) else 8) + 16
+    if size > TEXT_BYTES:
+        raise InvalidTensorError(
+            f"request id, parameters and output names have {size} bytes, at most {TEXT_BYTES} are passed on to a stage"
+        )
+    return size
 
 
 def _first_cause(group: BaseExceptionGroup[BaseException]) -> str:

@@ -13,12 +13,19 @@ from dataclasses import dataclass, field
 import numpy as np
 from grpc import StatusCode
 
-from tensorline.errors import BackendError, InvalidTensorError, TensorlineError
+from tensorline.errors import (
+    BackendError,
+    CancelledByPeerError,
+    DeadlineError,
+    InternalError,
+    InvalidTensorError,
+    TensorlineError,
+)
 from tensorline.rpc.frames import StageResult
 from tensorline.shm import Arena, ArenaReader, Block
 from tensorline.stage.backend import Instance, ParameterValue
 from tensorline.stage.request import StageRequest
-from tensorline.telemetry.logs import logged_request
+from tensorline.telemetry.logs import logged_request, one_line
 from tensorline.telemetry.record import StageTiming
 from tensorline.telemetry.sdk import stage_span_scope
 from tensorline.tensor import (
@@ -39,6 +46,8 @@ __all__ = ["Executed", "Execution", "ModelView", "Plane"]
 log = logging.getLogger(__name__)
 
 ARENA_WAIT_S = 1.0
+MODEL_TEXT_LIMIT = 512
+"""Characters of what a model says of its failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +73,8 @@ class ModelView:
     """Of the inputs that the configuration reshapes: how the backend sees them, without the batch dimension."""
     output_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Of the outputs that the backend makes in another shape: how the client sees them."""
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    """Datatypes by name; empty where the configuration names no output."""
 
 
 @dataclass(slots=True)
@@ -138,6 +149,14 @@ class Execution:
 
     def run(self, instance: Instance, *, on_loop: bool = False) -> None:
         """Fill `done` with one entry for each request. Raises nothing."""
+        try:
+            self._run(instance, on_loop=on_loop)
+        except BaseException:  # of ours, not of the model: the instance's thread has to live on
+            log.exception("execution failed")
+            answered = {id(entry.request) for entry in self.done}
+            self._fail([r for r in self.requests if id(r) not in answered], InternalError("internal error"))
+
+    def _run(self, instance: Instance, *, on_loop: bool) -> None:
         live, arrays = self._read_inputs()
         self._input_ready = time.monotonic_ns()
         if not live:
@@ -152,7 +171,7 @@ class Execution:
         answered = {id(entry.request) for entry in self.done}
         for request, inputs in zip(live, arrays, strict=True):
             if id(request) not in answered:
-                alone = self._run_together(instance, [request], [inputs], on_loop=on_loop)
+                alone = _given_up(request) or self._run_together(instance, [request], [inputs], on_loop=on_loop)
                 if alone is not None:
                     self._fail([request], alone)
 
@@ -168,11 +187,8 @@ class Execution:
         try:
             with self._context(live[0]):
                 outputs = instance.execute(batch)
-            if self._model.output_shapes:
-                outputs = dict(outputs)
-                _reshape(outputs, self._model.output_shapes, self._model.is_batched)
             self._computed = time.monotonic_ns()
-            self._write_outputs(batch, outputs, self._overtaken(live))
+            self._write_outputs(batch, self._checked(batch, outputs))
         except BaseException as error:  # a model may raise SystemExit or CancelledError: still only its own failure
             return error
         finally:
@@ -198,6 +214,8 @@ class Execution:
                         array = decode_array(tensor.datatype, tensor.shape, tensor.data or b"")
                     else:
                         array = self._plane.reader.array(tensor)
+                    if tensor.datatype == BYTES:  # a copy; everything else is as read-only as its memory
+                        array.setflags(write=False)
                     inputs[tensor.name] = array
                 if self._model.input_shapes:
                     _reshape(inputs, self._model.input_shapes, self._model.is_batched)
@@ -208,34 +226,46 @@ class Execution:
             arrays.append(inputs)
         return live, arrays
 
-    def _overtaken(self, requests: Sequence[StageRequest]) -> set[int]:
-        """Requests whose input was freed while the model looked at it: their rows are no answer. Failed here."""
-        stale: set[int] = set()
-        for request in requests:
-            try:
-                for tensor in request.inputs:
-                    if tensor.handle is not None:
-                        self._plane.reader.check(tensor.handle)
-            except TensorlineError as error:
-                self._fail([request], error)
-                stale.add(id(request))
-        return stale
+    def _checked(self, batch: RunningBatch, outputs: object) -> dict[str, Array]:
+        """What the model returned, held against its configuration; outputs that this does not name are dropped.
 
-    def _write_outputs(self, batch: RunningBatch, outputs: Mapping[str, Array], stale: set[int]) -> None:
-        requests = batch.requests
+        Raises:
+            BackendError: not arrays by name, a datatype that was not announced, or rows lost.
+        """
+        if not isinstance(outputs, Mapping):
+            raise BackendError(f"the model returned {type(outputs).__name__}, not arrays by output name")
+        declared, checked = self._model.outputs, {}
+        for name, array in outputs.items():
+            if declared and name not in declared:
+                continue
+            if isinstance(array, np.generic):
+                array = np.asarray(array)
+            if not isinstance(name, str) or not isinstance(array, np.ndarray):
+                raise BackendError(f"output '{name}' is {type(array).__name__}, not an array")
+            datatype = _output_datatype(name, array)
+            if declared and datatype != declared[name]:
+                raise BackendError(f"output '{name}' is {datatype}, the configuration says {declared[name]}")
+            if self._model.is_batched and (not array.ndim or array.shape[0] != batch.rows):
+                raise BackendError(
+                    f"output '{name}' has shape {list(array.shape)}, a batch of {batch.rows} rows must keep its rows"
+                )
+            checked[name] = array
+        if self._model.output_shapes:
+            try:
+                _reshape(checked, self._model.output_shapes, self._model.is_batched)
+            except InvalidTensorError as error:  # the model's mistake, not the client's
+                raise BackendError(f"output {error}") from error
+        return checked
+
+    def _write_outputs(self, batch: RunningBatch, outputs: Mapping[str, Array]) -> None:
         given = {id(array): name for name, array in batch.inputs.items()}
-        written = [(request, Executed(request, StageResult(0, version=self._model.version))) for request in requests]
-        executed = [entry for request, entry in written if id(request) not in stale]
+        executed = [Executed(request, StageResult(0, version=self._model.version)) for request in batch.requests]
         try:
             for name, array in outputs.items():
-                if len(requests) > 1 and (not array.ndim or array.shape[0] != batch.rows):
-                    raise BackendError(
-                        f"output '{name}' has shape {list(array.shape)}, "
-                        f"a batch of {batch.rows} rows must keep its rows"
-                    )
                 row = 0
-                for request, entry in written:
-                    if id(request) not in stale and (not request.outputs or name in request.outputs):
+                for entry in executed:
+                    request = entry.request
+                    if not request.outputs or name in request.outputs:
                         self._write_output(entry, name, array, row, batch, given.get(id(array)))
                     row += request.rows
         except BaseException:
@@ -244,20 +274,37 @@ class Execution:
             raise
         timing = (self._input_ready, self._computed, time.monotonic_ns())
         for entry in executed:
-            entry.result.timing = self._timing(entry.request, *timing, batch.rows)
-        self.done.extend(executed)
+            stale = self._overtaken(entry.request)
+            if stale is None:
+                entry.result.timing = self._timing(entry.request, *timing, batch.rows)
+                self.done.append(entry)
+            else:
+                self._give_back(entry)
+                self._fail([entry.request], stale)
+
+    def _overtaken(self, request: StageRequest) -> TensorlineError | None:
+        """Whether an input was freed while it was in use, up to the copy of an output that is a view of it."""
+        try:
+            for tensor in request.inputs:
+                if tensor.handle is not None:
+                    self._plane.reader.check(tensor.handle)
+        except TensorlineError as error:
+            return error
+        return None
 
     def _write_output(
         self, entry: Executed, name: str, array: Array, row: int, batch: RunningBatch, passed_on: str | None
     ) -> None:
         request, plane = entry.request, self._plane
+        is_whole = len(batch.requests) == 1
         if passed_on is not None:
             source = next(tensor for tensor in request.inputs if tensor.name == passed_on)
             if source.handle is None or not request.is_inline_only:
-                entry.result.outputs.append(Tensor(name, source.datatype, source.shape, source.data, source.handle))
+                # Of the array, not of the source: the configuration may reshape the input.
+                shape = array.shape if is_whole else (request.rows, *array.shape[1:])
+                entry.result.outputs.append(Tensor(name, source.datatype, shape, source.data, source.handle))
                 return
         made = batch.made.get(id(array))
-        is_whole = len(batch.requests) == 1
         rows = array if is_whole else array[row : row + request.rows]
         datatype = datatype_of(array.dtype)
         if made is not None and not request.is_inline_only:
@@ -270,7 +317,7 @@ class Execution:
             entry.result.outputs.append(Tensor(name, datatype, rows.shape, None, handle))
             return
         raw: bytes | memoryview
-        size = len(raw := encode_bytes_tensor(rows)) if datatype == BYTES else rows.nbytes
+        size = len(raw := _encoded_output(name, rows)) if datatype == BYTES else rows.nbytes
         if size <= plane.inline_bytes or request.is_inline_only:
             data = bytes(raw) if datatype == BYTES else bytes(encode_array(rows))
             entry.result.outputs.append(Tensor(name, datatype, rows.shape, data))
@@ -305,10 +352,10 @@ class Execution:
 
     def _text(self, error: BaseException, request: StageRequest) -> str:
         if isinstance(error, TensorlineError):
-            return str(error)
+            return one_line(_said(error), MODEL_TEXT_LIMIT)
         asked = f"[request id: {request.request_id[:256] or '<id_unknown>'}]"
         text = f"{asked} model '{request.model}' failed: {type(error).__name__}"
-        return f"{text}: {error}" if self._plane.expose_model_errors else text
+        return f"{text}: {one_line(_said(error), MODEL_TEXT_LIMIT)}" if self._plane.expose_model_errors else text
 
     def _timing(self, request: StageRequest, ready: int, computed: int, written: int, rows: int) -> StageTiming:
         return StageTiming(
@@ -337,6 +384,35 @@ def _reshape(arrays: dict[str, Array], shapes: Mapping[str, tuple[int, ...]], is
                 ) from error
 
 
+def _given_up(request: StageRequest) -> TensorlineError | None:
+    if request.is_cancelled:
+        return CancelledByPeerError("cancelled while its batch failed")
+    if request.deadline <= time.monotonic():
+        return DeadlineError("the deadline passed while its batch failed")
+    return None
+
+
+def _output_datatype(name: str, array: Array) -> str:
+    try:
+        return datatype_of(array.dtype)
+    except InvalidTensorError as error:
+        raise BackendError(f"output '{name}': {error}") from error
+
+
+def _encoded_output(name: str, array: Array) -> bytes:
+    try:
+        return encode_bytes_tensor(array)
+    except InvalidTensorError as error:
+        raise BackendError(f"output '{name}': {error}") from error
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # a class of the model's own
+        return type(error).__name__
+
+
 def _status(error: BaseException) -> StatusCode:
     if isinstance(error, TensorlineError):
         return error.status
@@ -356,9 +432,11 @@ def _stack(
         if any(part.name != name for part in parts):
             raise InvalidTensorError("the requests of one batch name their inputs in different orders")
         merged = _neighbours(parts)
-        stacked[name] = (
-            reader.array(merged) if merged is not None else np.concatenate([inputs[name] for inputs in arrays], axis=0)
-        )
+        if merged is not None:
+            stacked[name] = reader.array(merged)
+        else:
+            stacked[name] = gathered = np.concatenate([inputs[name] for inputs in arrays], axis=0)
+            gathered.setflags(write=False)
     return stacked
 
 

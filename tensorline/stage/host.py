@@ -1,26 +1,35 @@
 """The models of one stage service: loaded from the repository, found by name and version, unloaded at the end."""
 
 import asyncio
+import contextlib
+import functools
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from tensorline.config import ModelConfig, scan, with_devices
-from tensorline.errors import ConfigError, NotFoundError, TensorlineError, UnavailableError
+from tensorline.errors import BackendError, ConfigError, NotFoundError, TensorlineError, UnavailableError
 from tensorline.rpc.connection import HostedModel
 from tensorline.stage.backend import Backends, Device, Instance, ModelDirectory
 from tensorline.stage.execution import Executed, Plane
 from tensorline.stage.request import StageRequest
 from tensorline.stage.version import ModelVersion
+from tensorline.telemetry.logs import one_line
 
 __all__ = ["ModelHost"]
 
 log = logging.getLogger(__name__)
 
 READY, LOADING, UNAVAILABLE = "READY", "LOADING", "UNAVAILABLE"
+
+REASON_LIMIT = 512
+"""Characters of why a model is not there."""
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -84,23 +93,30 @@ class ModelHost:
         for config, _, version in mine:
             self._slots[config.name, version] = _Slot(config, LOADING)
         self._on_change()
-        with ThreadPoolExecutor(threads, thread_name_prefix="load") as pool:
-            await asyncio.gather(*(self._load(*one, pool) for one in mine))
+        slots = asyncio.Semaphore(threads)
+        async with asyncio.TaskGroup() as loads:
+            for one in mine:
+                loads.create_task(self._load(*one, slots))
 
-    async def _load(self, config: ModelConfig, path: Path, version: int, pool: ThreadPoolExecutor) -> None:
+    async def _load(self, config: ModelConfig, path: Path, version: int, slots: asyncio.Semaphore) -> None:
         slot = self._slots[config.name, version]
         directory = ModelDirectory(config, version, path, path / str(version))
         factory = self._backends[config.backend]
-        loop = asyncio.get_running_loop()
         instances: list[tuple[str, Instance]] = []
         try:
             _check_supported(config)
             # This host has no GPU that a backend of this release could use.
             for name, device in _placements(with_devices(config, gpus=())):
-                instances.append((name, await loop.run_in_executor(pool, factory, directory, device)))
+                async with slots:
+                    instance = await _on_thread(functools.partial(factory, directory, device))
+                instances.append((name, instance))
+            served = ModelVersion(config, version, instances, self._plane, self._max_queue, self._on_executed)
         except Exception as error:
-            for _, instance in instances:
-                await loop.run_in_executor(pool, instance.close)
+            for name, instance in instances:  # without the version there are no threads of their own yet
+                try:
+                    await _on_thread(instance.close)
+                except Exception:
+                    log.exception("instance did not close", extra={"instance": name})
             slot.state, slot.reason = UNAVAILABLE, _reason(error)
             log.error(
                 "failed to load model",
@@ -108,8 +124,7 @@ class ModelHost:
                 extra={"model": config.name, "version": version, "cause": slot.reason},
             )
         else:
-            slot.served = ModelVersion(config, version, instances, self._plane, self._max_queue, self._on_executed)
-            slot.state = READY
+            slot.served, slot.state = served, READY
             self._newest[config.name] = max(version, self._newest.get(config.name, 0))
             log.info("successfully loaded model", extra={"model": config.name, "version": version})
         self._on_change()
@@ -150,6 +165,41 @@ class ModelHost:
         self._newest.clear()
 
 
+async def _on_thread(work: Callable[[], T]) -> T:
+    """Like `asyncio.to_thread`, on a thread that the end of the process does not wait for: a load may take minutes.
+
+    Raises:
+        BackendError: in place of what is no Exception: a model's code may exit.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: Exception | None) -> None:
+        if done.cancelled():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result: T | None = None
+        failure: Exception | None = None
+        try:
+            result = work()
+        except StopIteration:  # no future takes one
+            failure = BackendError("StopIteration while loading")
+        except Exception as error:
+            failure = error
+        except BaseException as error:
+            failure = BackendError(f"{type(error).__name__} while loading")
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends
+            loop.call_soon_threadsafe(settle, result, failure)
+
+    threading.Thread(target=run, name="load", daemon=True).start()
+    return await done
+
+
 def _check_supported(config: ModelConfig) -> None:
     """
     Raises:
@@ -164,6 +214,7 @@ def _check_supported(config: ModelConfig) -> None:
         "dynamic_batching.priority_levels": config.dynamic_batching is not None
         and config.dynamic_batching.priority_levels > 0,
         "allow_ragged_batch": any(spec.allow_ragged_batch for spec in config.inputs),
+        "is_shape_tensor": any(spec.is_shape_tensor for spec in (*config.inputs, *config.outputs)),
     }
     for name, is_used in missing.items():
         if is_used:
@@ -183,7 +234,7 @@ def _placements(config: ModelConfig) -> list[tuple[str, Device]]:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, TensorlineError):
-        return str(error)
+        return one_line(str(error), REASON_LIMIT)
     if isinstance(error, OSError):
         # A file's place on this machine is not for clients; its name within the model's folder is.
         return f"{type(error).__name__}: {error.strerror or 'failed'}: {os.path.basename(str(error.filename or ''))}"

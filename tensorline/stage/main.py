@@ -26,6 +26,7 @@ from tensorline.stage.backend import Backends
 from tensorline.stage.builtin import BUILTIN
 from tensorline.stage.execution import Plane
 from tensorline.stage.host import ModelHost
+from tensorline.stage.mappings import forget_gone_arenas
 from tensorline.stage.server import StageEnd, StageIdentity, open_server, set_health
 from tensorline.telemetry.lag import open_lag_monitor
 from tensorline.telemetry.logs import configure_logging
@@ -108,7 +109,11 @@ async def serve_stage(service: str, instance_id: str, backends: Backends, settin
         registry = await stack.enter_async_context(open_registry(settings.discovery_url))
         checks, port = await stack.enter_async_context(open_server(end, str(path), str(lane), settings.listen))
         tasks = await stack.enter_async_context(
-            background(directory_sweeps(settings.mesh_directory, directory), upkeep(leases))
+            background(
+                directory_sweeps(settings.mesh_directory, directory),
+                forget_gone_arenas(directory, reader),
+                upkeep(leases),
+            )
         )
         about = ServiceInstance(
             id=instance_id,
@@ -133,6 +138,9 @@ async def serve_stage(service: str, instance_id: str, backends: Backends, settin
             await asyncio.wait([waiting, *tasks], return_when=asyncio.FIRST_COMPLETED)
         for task in (loading, waiting):
             task.cancel()
+        for task in tasks:
+            if task.done():  # it runs until it is cancelled: this is a bug, and no reason to end as if all were well
+                task.result()
         await checks.enter_graceful_shutdown()
 
 

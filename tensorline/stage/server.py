@@ -19,6 +19,7 @@ from tensorline.errors import ConfigError, UnavailableError, answering
 from tensorline.protocol.stubs.tensorline.v1 import stage_pb2 as pb
 from tensorline.protocol.stubs.tensorline.v1.stage_pb2_grpc import StageServicer, add_StageServicer_to_server
 from tensorline.rpc.channels import PROTOCOL, stage_server_options
+from tensorline.rpc.connection import HELLO_S
 from tensorline.rpc.lane import TOKEN_BYTES, Lane
 from tensorline.shm import Arena, Leases
 from tensorline.stage.execution import Executed
@@ -79,11 +80,7 @@ class StageEnd(StageServicer):
         self, request_iterator: AsyncIterator[pb.Frames], context: "aio.ServicerContext[pb.Frames, pb.Frames]"
     ) -> None:
         async with answering(context):
-            first: object = await context.read()
-            frames = [] if first is aio.EOF else list(cast(pb.Frames, first).frames)
-            if not frames or frames[0].WhichOneof("kind") != "hello":
-                raise UnavailableError("a stage stream begins with hello")
-            hello = frames[0].hello
+            hello = await _read_hello(context)
             is_near = hello.nonce == self._identity.nonce and hello.protocol == PROTOCOL
             token = secrets.token_bytes(TOKEN_BYTES) if is_near and self._identity.lane else b""
             session = Session(self, hello.instance_id, self._identity.inline_limit)
@@ -177,6 +174,18 @@ class StageEnd(StageServicer):
     def end_streams(self) -> None:
         for session in list(self._sessions):
             session.end()
+
+
+async def _read_hello(context: "aio.ServicerContext[pb.Frames, pb.Frames]") -> pb.Hello:
+    try:
+        async with asyncio.timeout(HELLO_S):
+            first: object = await context.read()
+    except TimeoutError as error:
+        raise UnavailableError("the gateway did not say hello in time") from error
+    frames = [] if first is aio.EOF else list(cast(pb.Frames, first).frames)
+    if len(frames) != 1 or frames[0].WhichOneof("kind") != "hello":
+        raise UnavailableError("a stage stream begins with a message of hello alone")
+    return frames[0].hello
 
 
 @contextlib.asynccontextmanager

@@ -17,7 +17,7 @@ from tensorline.rpc.frames import (
     ChunkStore,
     StageResult,
     decode_parameters,
-    decode_tensor,
+    decode_tensors,
     encode_parameters,
     encode_timing,
 )
@@ -25,10 +25,14 @@ from tensorline.rpc.lane import Lane
 from tensorline.rpc.outbox import Outbox, TensorList
 from tensorline.stage.backend import ParameterValue
 from tensorline.stage.request import StageRequest
+from tensorline.telemetry.logs import one_line
 
 __all__ = ["Session", "SessionOwner"]
 
 log = logging.getLogger(__name__)
+
+ERROR_LIMIT: Final = 1024
+"""Characters of an error text."""
 
 _NO_PARAMETERS: Final[Mapping[str, ParameterValue]] = {}
 
@@ -163,6 +167,9 @@ class Session:
 
     def _take_submit(self, wire: pb.Submit, received_ns: int) -> None:
         number = wire.id
+        if number in self._requests:  # there is one end for each number, and the first has it
+            log.error("a request's number is in use", extra={"gateway": self.gateway})
+            return
         timeout_us = wire.timeout_us
         request = StageRequest(
             wire.model,
@@ -181,10 +188,10 @@ class Session:
             wire.trace_flags,
             received_ns=received_ns,
         )
+        # Known before it is admitted: an instant model answers before `submit` returns.
+        self._requests[number] = (request, _ignore)
         try:
-            request.inputs = [decode_tensor(tensor, self._chunks) for tensor in wire.inputs]
-            # Known before it is admitted: an instant model answers before `submit` returns.
-            self._requests[number] = (request, _ignore)
+            request.inputs = decode_tensors(wire.inputs, self._chunks)
             cancel = self._owner.submit(self, request)
             if number in self._requests:
                 self._requests[number] = (request, cancel)
@@ -206,7 +213,7 @@ class Session:
             wire.id = number
             wire.status = result.status
             if result.error:
-                wire.error = result.error
+                wire.error = one_line(result.error, ERROR_LIMIT)
             if result.version:
                 wire.version = result.version
             wire.final = result.final

@@ -2,12 +2,19 @@
 
 import asyncio
 import itertools
+import logging
 import math
 import time
 from collections.abc import Callable
 
 from tensorline.config.model import ModelConfig
-from tensorline.errors import CancelledByPeerError, DeadlineError, TensorlineError, UnavailableError
+from tensorline.errors import (
+    CancelledByPeerError,
+    DeadlineError,
+    InvalidTensorError,
+    TensorlineError,
+    UnavailableError,
+)
 from tensorline.rpc.frames import StageResult
 from tensorline.stage.backend import Instance
 from tensorline.stage.execution import Executed, Execution, ModelView, Plane
@@ -16,6 +23,8 @@ from tensorline.stage.request import StageRequest
 from tensorline.stage.worker import InstanceWorker
 
 __all__ = ["ModelVersion"]
+
+log = logging.getLogger(__name__)
 
 _batch_ids = itertools.count(1)
 
@@ -53,6 +62,7 @@ class ModelVersion:
             config.max_batch_size > 0,
             {spec.name: spec.reshape for spec in config.inputs if spec.reshape is not None},
             {spec.name: spec.dims for spec in config.outputs if spec.reshape is not None},
+            {spec.name: spec.datatype for spec in config.outputs},
         )
         self._workers = [InstanceWorker(name, instance, self._loop, self._finished) for name, instance in instances]
         self._timer: asyncio.TimerHandle | None = None
@@ -75,11 +85,12 @@ class ModelVersion:
         Raises:
             OverloadedError: the queue is full.
             UnavailableError: the version is being unloaded.
+            InvalidTensorError: inputs with different numbers of rows, or more of them than a batch may have.
         """
         if self._is_closing:
             raise UnavailableError(f"model '{self.config.name}' version {self.version} is not at ready state")
-        if self.config.max_batch_size > 0 and request.inputs and request.inputs[0].shape:
-            request.rows = request.inputs[0].shape[0]
+        if self.config.max_batch_size > 0 and request.inputs:
+            request.rows = self._rows(request)
         if self._stacks:
             request.signature = tuple((t.name, t.datatype, t.shape[1:]) for t in request.inputs)
         request.queued_ns = time.monotonic_ns()
@@ -88,6 +99,23 @@ class ModelVersion:
             self._drop(dropped)
         self._idle.clear()
         self._dispatch(now)
+
+    def _rows(self, request: StageRequest) -> int:
+        # The gateway has looked at a client's; a step before may have made others, and stacked they would shift the
+        # rows of every neighbour.
+        first = request.inputs[0]
+        for tensor in request.inputs:
+            if not tensor.shape or tensor.shape[0] != first.shape[0]:
+                raise InvalidTensorError(
+                    f"input '{tensor.name}' batch size does not match other inputs for '{self.config.name}': "
+                    f"'{first.name}' has shape {list(first.shape)}, '{tensor.name}' has {list(tensor.shape)}"
+                )
+        rows, most = first.shape[0], self.config.max_batch_size
+        if not 0 <= rows <= most:
+            raise InvalidTensorError(
+                f"inference request batch-size must be <= {most} for '{self.config.name}', got {rows}"
+            )
+        return rows
 
     def cancel(self, request: StageRequest) -> None:
         """Nobody waits for it: out of the queue, or told to the batch that runs it."""
@@ -137,8 +165,11 @@ class ModelVersion:
 
     def _answer(self, execution: Execution) -> None:
         for executed in execution.done:
-            self._on_executed(executed)
-            executed.request.answer(executed.result)
+            try:
+                self._on_executed(executed)
+                executed.request.answer(executed.result)
+            except Exception:  # one answer's trouble must not keep the others waiting, nor the queue
+                log.exception("a request could not be answered", extra={"model": self.config.name})
 
     def _drop(self, request: StageRequest) -> None:
         error: TensorlineError = (
@@ -163,8 +194,7 @@ class ModelVersion:
             self._timer.cancel()
         for worker in self._workers:
             worker.close()
-        for worker in self._workers:
-            await asyncio.to_thread(worker.join, 2.0)
+        await asyncio.gather(*(asyncio.to_thread(worker.join, 2.0) for worker in self._workers))
 
 
 def _input_bytes(requests: list[StageRequest]) -> int:

@@ -3,23 +3,35 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from grpc import StatusCode
 from grpc.aio import AioRpcError
 
 from tensorline.protocol.stubs.inference import grpc_service_pb2 as pb
-from tensorline.protocol.stubs.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from tensorline.tensor import Array, datatype_of, decode_array, encode_array, encode_bytes_tensor
 
-__all__ = ["Failure", "arrays", "failure", "infer", "outcome", "request"]
+if TYPE_CHECKING:
+    from tensorline.protocol.stubs.inference.grpc_service_pb2_grpc import GRPCInferenceServiceAsyncStub as Stub
+else:
+    from tensorline.protocol.stubs.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub as Stub
+
+__all__ = ["Failure", "Stub", "arrays", "failure", "infer", "outcome", "request"]
 
 
-def request(model: str, outputs: Sequence[str] = (), *, id: str = "", version: str = "", **inputs: Array) -> Any:
-    """A raw request; `inputs` by name."""
+def request(
+    model: str,
+    outputs: Sequence[str] = (),
+    *,
+    id: str = "",
+    version: str = "",
+    given: Mapping[str, Array] | None = None,
+    **inputs: Array,
+) -> pb.ModelInferRequest:
+    """A raw request; inputs by name, also in `given`."""
     message = pb.ModelInferRequest(model_name=model, model_version=version, id=id)
-    for name, array in inputs.items():
+    for name, array in {**(given or {}), **inputs}.items():
         message.inputs.add(name=name, datatype=datatype_of(array.dtype), shape=array.shape)
         raw = encode_bytes_tensor(array) if array.dtype == np.object_ else bytes(encode_array(array))
         message.raw_input_contents.append(raw)
@@ -37,9 +49,15 @@ def arrays(response: pb.ModelInferResponse) -> dict[str, Array]:
 
 
 async def infer(
-    stub: GRPCInferenceServiceStub, model: str, *, timeout_s: float = 20.0, id: str = "", **inputs: Array
+    stub: Stub,
+    model: str,
+    *,
+    timeout_s: float = 20.0,
+    id: str = "",
+    given: Mapping[str, Array] | None = None,
+    **inputs: Array,
 ) -> dict[str, Array]:
-    return arrays(await stub.ModelInfer(request(model, id=id, **inputs), timeout=timeout_s))
+    return arrays(await stub.ModelInfer(request(model, id=id, given={**(given or {}), **inputs}), timeout=timeout_s))
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,12 @@ import numpy as np
 import uvloop
 from grpc import StatusCode
 
-from tensorline.protocol.stubs.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
-from tests.e2e.client import Failure, arrays, outcome, request
+from tests.e2e.client import Failure, Stub, arrays, outcome, request
 from tests.e2e.mesh import running_mesh
 from tests.e2e.models import chain_repositories, chain_services, write_chain
 
 
-async def one(stub: GRPCInferenceServiceStub, megabytes: int, number: int) -> Failure | None:
+async def one(stub: Stub, megabytes: int, number: int) -> Failure | None:
     sent = np.full(megabytes << 18, number, np.float32)
 
     async def right() -> None:

@@ -21,8 +21,8 @@ from typing import Any
 import psutil
 from grpc import aio
 
-from tensorline.protocol.stubs.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from tests.consul import free_ports
+from tests.e2e.client import Stub
 
 __all__ = ["ROOT", "STAGES", "Footprint", "Mesh", "Service", "running_mesh", "until"]
 
@@ -94,9 +94,9 @@ class Mesh:
         return aio.insecure_channel(self.target, [*sizes, ("grpc.use_local_subchannel_pool", 1), *options])
 
     @asynccontextmanager
-    async def stub(self) -> AsyncIterator[GRPCInferenceServiceStub]:
+    async def stub(self) -> AsyncIterator[Stub]:
         async with self.channel() as channel:
-            yield GRPCInferenceServiceStub(channel)
+            yield Stub(channel)
 
     def pid(self, name: str) -> int:
         return self._processes[name].pid
@@ -190,7 +190,7 @@ class Mesh:
         """Until the gateway has streams to that many instances that serve."""
 
         async def enough() -> bool:
-            return sum(row["state"] == state for row in await self.instances()) == count
+            return [row["state"] for row in await self.instances()].count(state) == count
 
         await until(enough, timeout_s)
 

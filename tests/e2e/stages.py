@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from opentelemetry import trace
 
 from tensorline.errors import BackendError
-from tensorline.stage.backend import Batch, Device, ModelDirectory
+from tensorline.stage.backend import Backends, Batch, Device, ModelDirectory
 from tensorline.stage.main import run_stage
 from tensorline.tensor import Array
 
@@ -30,6 +31,9 @@ class Stage:
         self.parameters = model.config.parameters
         self.output = model.config.outputs[0].name
 
+    def execute(self, batch: Batch) -> Mapping[str, Array]:
+        raise NotImplementedError
+
     def close(self) -> None:
         pass
 
@@ -39,7 +43,7 @@ class Add(Stage):
 
     def execute(self, batch: Batch) -> Mapping[str, Array]:
         by = float(self.parameters.get("by", "1"))
-        total = sum(array.astype(np.float64) for array in batch.inputs.values()) + by
+        total: NDArray[np.float64] = np.add.reduce([array.astype(np.float64) for array in batch.inputs.values()]) + by
         outputs = self.model.config.outputs
         return {spec.name: (total * (1 + at)).astype(np.float32) for at, spec in enumerate(outputs)}
 
@@ -49,7 +53,7 @@ class Boom(Stage):
 
     def execute(self, batch: Batch) -> Mapping[str, Array]:
         (array,) = batch.inputs.values()
-        values = array.reshape(-1)
+        values = array.reshape(-1).astype(np.float64)
         if (values == -2).any():
             raise RuntimeError(f"canary {__file__} {os.getpid()}")
         if (values == 13).any():
@@ -135,7 +139,7 @@ class Refusing(Stage):
         raise FileNotFoundError(2, "No such file or directory", str(Path(__file__).resolve() / "weights.bin"))
 
 
-BACKENDS = {
+BACKENDS: Backends = {
     "add": Add,
     "boom": Boom,
     "coop": Coop,

@@ -11,13 +11,11 @@ from grpc import StatusCode
 from grpc.aio import AioRpcError
 
 from tensorline.protocol.stubs.inference import grpc_service_pb2 as pb
-from tensorline.protocol.stubs.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from tensorline.tensor import Array
-from tests.e2e.client import failure, infer, outcome, request
+from tests.e2e.client import Stub, failure, infer, outcome, request
 from tests.e2e.mesh import Mesh, running_mesh, until
 from tests.e2e.models import chain_repositories, chain_services, ensemble, model
 
-Stub = GRPCInferenceServiceStub
 QUEUE_OF_4 = "dynamic_batching { default_queue_policy { max_queue_size: 4 } }"
 BIG = 1 << 20
 
@@ -125,7 +123,7 @@ async def test_the_server_says_deadline_exceeded_itself(mesh: Mesh) -> None:
 
 async def test_a_cancelled_call_reaches_the_model(mesh: Mesh, stub: Stub) -> None:  # C01
     call = stub.ModelInfer(request("coop", id="c1", x=ms(5000)))
-    flying = asyncio.ensure_future(failure(call))
+    flying = asyncio.ensure_future(outcome(call))
     await until(lambda: "begun c1" in mesh.log("pre"))
     call.cancel()
     cancelled = time.monotonic()
@@ -140,7 +138,7 @@ async def test_a_cancelled_call_reaches_the_model(mesh: Mesh, stub: Stub) -> Non
 
 async def test_a_client_that_vanishes_reaches_the_model(mesh: Mesh) -> None:
     async with mesh.stub() as stub:
-        flying = asyncio.ensure_future(stub.ModelInfer(request("coop", id="c3", x=ms(5000))))
+        flying = asyncio.ensure_future(infer(stub, "coop", id="c3", x=ms(5000)))
         await until(lambda: "begun c3" in mesh.log("pre"))
     with pytest.raises((asyncio.CancelledError, AioRpcError)):
         await flying

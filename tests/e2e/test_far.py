@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 from grpc import StatusCode
 
-from tensorline.protocol.stubs.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from tests.consul import free_ports
-from tests.e2e.client import failure, infer, request
+from tests.e2e.client import Stub, failure, infer, request
 from tests.e2e.load import running_load
 from tests.e2e.mesh import Mesh, Service, running_mesh
 from tests.e2e.models import CHAIN, chain_repositories, chain_services, model, write_chain
 
-Stub = GRPCInferenceServiceStub
 SIZES = [12, 4 << 10, (4 << 10) + 4, 600 << 10, 1 << 20, (1 << 20) + 4, 7 << 20]
 """Around the sizes where the form of transport changes: inline, one message, chunks."""
 

@@ -1,8 +1,9 @@
 """Each process killed once under load: short failures that name what is gone, no wrong value, nothing left behind."""
 
 import asyncio
+import functools
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,7 @@ from grpc import StatusCode, aio
 
 from examples.prepare import EXAMPLES
 from examples.reference import top_five
-from tensorline.protocol.stubs.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
-from tests.e2e.client import infer
+from tests.e2e.client import Stub, infer
 from tests.e2e.load import Load, running_load
 from tests.e2e.mesh import Footprint, Mesh, Service, running_mesh, until
 from tests.e2e.models import ensemble, model
@@ -45,7 +45,7 @@ async def mesh(photos: list[Path], tmp_path_factory: pytest.TempPathFactory) -> 
 class Traffic:
     """50 requests a second: chains over 1 MiB, and photos."""
 
-    def __init__(self, stub: GRPCInferenceServiceStub, photo: Path) -> None:
+    def __init__(self, stub: Stub, photo: Path) -> None:
         self._stub = stub
         self._photo = np.array([[photo.read_bytes()]], dtype=object)
         self._classes = [index for index, _, _ in top_five(photo)]
@@ -69,7 +69,7 @@ async def test_each_process_is_killed_once(mesh: Mesh, photos: list[Path]) -> No
     options = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 200)]
     sizes = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
     async with aio.insecure_channel(mesh.target, [*options, *sizes]) as channel:
-        traffic = Traffic(GRPCInferenceServiceStub(channel), photos[0])
+        traffic = Traffic(Stub(channel), photos[0])
         async with running_load(traffic.chain, CHAIN_RATE) as chain, running_load(traffic.photo, PHOTO_RATE) as photo:
             await asyncio.sleep(3.0)
         assert loads(chain, photo) == ([], 0)
@@ -99,10 +99,14 @@ async def test_each_process_is_killed_once(mesh: Mesh, photos: list[Path]) -> No
                     assert all("instance" in sample.text or "model" in sample.text for sample in load.failures)
             await mesh.wait_idle()
             survivors = [name for name in before if name != victim]
-            await until(lambda names=survivors: all(near(mesh.footprint(n), before[n]) for n in names), 5.0)
+            await until(functools.partial(all_near, mesh, {name: before[name] for name in survivors}), 5.0)
             before[victim] = mesh.footprint(victim)
             await until(lambda: kinds(mesh.shared_files()) == kinds(files), 5.0)
             assert sum(mesh.shared_files().values()) < 2 * sum(files.values())
+
+
+def all_near(mesh: Mesh, then: Mapping[str, Footprint]) -> bool:
+    return all(near(mesh.footprint(name), footprint) for name, footprint in then.items())
 
 
 def near(now: Footprint, then: Footprint) -> bool:

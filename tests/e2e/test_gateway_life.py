@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -14,8 +15,7 @@ from grpc import StatusCode
 from grpc.aio import AioRpcError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tensorline.protocol.stubs.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
-from tests.e2e.client import infer, outcome, request
+from tests.e2e.client import Stub, infer, outcome, request
 from tests.e2e.load import running_load
 from tests.e2e.mesh import Mesh, Service, running_mesh, until
 from tests.e2e.models import chain_services, model
@@ -86,7 +86,8 @@ async def test_sigterm_when_idle_with_open_streams(mesh: Mesh) -> None:  # LC02
     with socket.create_connection(("127.0.0.1", mesh.http_port)) as open_connection:
         open_connection.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
         async with mesh.channel() as channel:
-            watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+            health: Any = health_pb2_grpc.HealthStub(channel)
+            watch = health.Watch(health_pb2.HealthCheckRequest())
             while (await watch.read()).status != health_pb2.HealthCheckResponse.SERVING:
                 pass  # it follows the other three within a tenth of a second
             asked = time.monotonic()
@@ -141,7 +142,7 @@ async def ask_each_worker(mesh: Mesh, count: int) -> list[str]:
     for number in range(count):
         trace = f"{number + 1:08x}{'ab' * 12}"
         async with mesh.channel() as channel:
-            stub = GRPCInferenceServiceStub(channel)
+            stub = Stub(channel)
             metadata = (("traceparent", f"00-{trace}-{'cd' * 8}-01"),)
             await stub.ModelInfer(request("ident", x=ONE), metadata=metadata)
         ids.append(trace)
@@ -180,7 +181,7 @@ async def test_a_worker_that_dies_is_replaced(workers: Mesh, number: int) -> Non
 
     async def all_answer() -> bool:
         async with workers.channel() as channel:
-            stub = GRPCInferenceServiceStub(channel)
+            stub = Stub(channel)
             try:
                 await infer(stub, "ident", x=ONE)
             except AioRpcError:

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 from grpc import ChannelConnectivity, StatusCode
 
-from tensorline.protocol.stubs.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
-from tests.e2e.client import failure, infer, outcome, request
+from tests.e2e.client import Stub, failure, infer, outcome, request
 from tests.e2e.load import running_load
 from tests.e2e.mesh import ROOT, Mesh, running_mesh, until
 from tests.e2e.models import chain_repositories, chain_services, model, write_chain
@@ -41,7 +40,7 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mesh]:
         yield mesh
 
 
-async def ask(stub: GRPCInferenceServiceStub, number: int) -> bool:
+async def ask(stub: Stub, number: int) -> bool:
     x = np.arange(16 << 10, dtype=np.float32) + number
     return np.array_equal((await infer(stub, "chain", x=x))["y"], x + 3)
 
@@ -49,7 +48,7 @@ async def ask(stub: GRPCInferenceServiceStub, number: int) -> bool:
 async def test_pings_from_a_quiet_client_are_no_offence(mesh: Mesh) -> None:  # F18, shortened
     options = [("grpc.keepalive_time_ms", 5500), ("grpc.keepalive_permit_without_calls", 1)]
     async with mesh.channel(*options, ("grpc.http2.max_pings_without_data", 0)) as channel:
-        stub = GRPCInferenceServiceStub(channel)
+        stub = Stub(channel)
         assert await infer(stub, "chain", x=ONE)
         lost = asyncio.ensure_future(channel.wait_for_state_change(ChannelConnectivity.READY))
         await asyncio.sleep(23.0)  # four of them: two too many would be the end
@@ -111,7 +110,7 @@ async def test_a_frozen_gateway(mesh: Mesh) -> None:
         await mesh.wait_idle()
 
 
-async def answers(stub: GRPCInferenceServiceStub) -> bool:
+async def answers(stub: Stub) -> bool:
     return await outcome(ask(stub, 0)) is None
 
 

@@ -98,8 +98,7 @@ async def test_work_in_flight_survives_the_stop_of_its_instance(mesh: Mesh) -> N
             ]
             await asyncio.sleep(0.2)
             retries = (await mesh.metrics())["tensorline_retries_total"]
-            codes = await asyncio.gather(mesh.stop("mid"), mesh.stop("mid2"))
-            assert codes == [0, 0]
+            assert set(await asyncio.gather(mesh.stop("mid"), mesh.stop("mid2"))) == {0}
             assert all(answer["y"] == np.array([900]) for answer in await asyncio.gather(*flying))
             assert (await mesh.metrics())["tensorline_retries_total"] == retries
             mesh.start("mid")

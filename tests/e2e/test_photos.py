@@ -8,6 +8,7 @@ import sys
 import zlib
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,12 +24,10 @@ from examples.prepare import EXAMPLES
 from examples.reference import Answer, preprocess, probabilities, top_five
 from tensorline import __version__
 from tensorline.protocol.stubs.inference import grpc_service_pb2 as pb
-from tensorline.protocol.stubs.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from tensorline.tensor import Array
-from tests.e2e.client import arrays, failure, infer, request
+from tests.e2e.client import Stub, arrays, failure, infer, request
 from tests.e2e.mesh import Mesh, running_mesh
 
-Stub = GRPCInferenceServiceStub
 CLOSE = 1e-4
 
 
@@ -148,7 +147,7 @@ async def test_metadata_and_configuration(mesh: Mesh) -> None:
 
 async def test_health_and_reflection(mesh: Mesh) -> None:
     async with mesh.channel() as channel:
-        health = health_pb2_grpc.HealthStub(channel)
+        health: Any = health_pb2_grpc.HealthStub(channel)
         serving = health_pb2.HealthCheckResponse.SERVING
         for service in ("", "classify", "photo_decode"):
             assert (await health.Check(health_pb2.HealthCheckRequest(service=service))).status == serving
@@ -158,7 +157,8 @@ async def test_health_and_reflection(mesh: Mesh) -> None:
         assert (await watch.read()).status == serving
         watch.cancel()
 
-        reflection = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo()
+        reflecting: Any = reflection_pb2_grpc.ServerReflectionStub
+        reflection = reflecting(channel).ServerReflectionInfo()
         await reflection.write(reflection_pb2.ServerReflectionRequest(list_services=""))
         names = [service.name for service in (await reflection.read()).list_services_response.service]
         assert "inference.GRPCInferenceService" in names

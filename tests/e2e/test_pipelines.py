@@ -10,12 +10,10 @@ import pytest
 from grpc import StatusCode
 
 from tensorline.protocol.stubs.inference import grpc_service_pb2 as pb
-from tensorline.protocol.stubs.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
-from tests.e2e.client import arrays, failure, infer, request
+from tests.e2e.client import Stub, arrays, failure, infer, outcome, request
 from tests.e2e.mesh import Mesh, running_mesh, until
 from tests.e2e.models import CHAIN, chain_repositories, chain_services, ensemble, model, write_chain
 
-Stub = GRPCInferenceServiceStub
 SIZES = [64 << 10, 1 << 20, 16 << 20]
 SOCKET_BYTES = 64 << 10
 """Of one request, through the sockets of all stages together (issue 2, bench c)."""
@@ -132,8 +130,8 @@ async def test_a_step_fails_half_way(mesh: Mesh, stub: Stub) -> None:  # E01
     bad = big.copy()
     bad[100] = -3  # plus 10 is 7
     calls = [stub.ModelInfer(request("failing", id=f"e{at}", x=bad if at == 4 else big)) for at in range(10)]
-    answers = await asyncio.gather(*calls, return_exceptions=True)
-    assert [at for at, answer in enumerate(answers) if isinstance(answer, BaseException)] == [4]
+    answers = await asyncio.gather(*map(outcome, calls))
+    assert [at for at, answer in enumerate(answers) if answer is not None] == [4]
     found = await failure(stub.ModelInfer(request("failing", id="e10", x=bad)))
     assert (found.code, found.text) == (StatusCode.INTERNAL, "in ensemble 'failing', model 'boom': bad row")
     assert (await mesh.metrics())[series] == before + 2
@@ -192,7 +190,7 @@ async def test_what_must_travel_travels(mesh: Mesh, stub: Stub) -> None:  # E04;
         "uint64_param": 2**64 - 1,
     }
     for kind, value in values.items():
-        message.parameters[f"a {kind}"].CopyFrom(pb.InferParameter(**{kind: value}))
+        setattr(message.parameters[f"a {kind}"], kind, value)
     message.parameters["priority"].int64_param = 2
     message.parameters["sequence_id"].int64_param = 7
     message.parameters["triton_enable_empty_final_response"].bool_param = True

@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,11 @@ import ml_dtypes
 import numpy as np
 import psutil
 import pytest
-from grpc import Compression, StatusCode
+from grpc import Compression, StatusCode, aio
 
 from tensorline.protocol.stubs.inference import grpc_service_pb2 as pb
-from tensorline.protocol.stubs.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from tensorline.tensor import Array
-from tests.e2e.client import Failure, arrays, failure, infer, outcome, request
+from tests.e2e.client import Failure, Stub, arrays, failure, infer, outcome, request
 from tests.e2e.mesh import Mesh, running_mesh
 from tests.e2e.models import (
     DATATYPE_NAMES,
@@ -30,7 +29,6 @@ from tests.e2e.models import (
     write_chain,
 )
 
-Stub = GRPCInferenceServiceStub
 BAD, MISSING, AWAY, NO = (
     StatusCode.INVALID_ARGUMENT,
     StatusCode.NOT_FOUND,
@@ -141,11 +139,11 @@ async def test_inputs_that_disagree_on_the_batch(mesh: Mesh, stub: Stub) -> None
     series = 'nv_inference_count{model="two",version="1"}'
     good = request("two", A=np.ones((2, 4), np.float32), B=np.ones((2, 4), np.float32))
     bad = request("two", A=np.ones((2, 4), np.float32), B=np.ones((3, 4), np.float32))
-    flying = [asyncio.ensure_future(stub.ModelInfer(good)) for _ in range(20)]
+    flying = [asyncio.ensure_future(outcome(stub.ModelInfer(good))) for _ in range(20)]
     refused = await failure(stub.ModelInfer(bad))
     assert refused.code is BAD
     assert re.search(r"'A' has 2, 'B' has 3", refused.text)
-    assert len(await asyncio.gather(*flying)) == 20
+    assert await asyncio.gather(*flying) == [None] * 20
     assert (await mesh.metrics())[series] == 40  # rows of the good ones
 
 
@@ -250,7 +248,7 @@ async def test_subsets_and_versions(stub: Stub) -> None:
 async def test_optional_inputs(stub: Stub) -> None:
     one, two = np.ones(1, np.float32), np.ones(2, np.float32)
     for inputs in ({"A": one}, {"A": one, "B": two}, {"B": two, "A": one}):
-        assert (await infer(stub, "choosy", **inputs))["y"].shape == (1,)
+        assert (await infer(stub, "choosy", given=inputs))["y"].shape == (1,)
 
 
 # ---- What is refused. Each entry: the request, its code, what the text must hold (errors.md).
@@ -501,7 +499,7 @@ FOREIGN: dict[str, Callable[[], Any]] = {
     "version": lambda: ident(model_version=EMOJI),
     "input": lambda: renamed(EMOJI),
     "id": lambda: request("ident_FP32", id=EMOJI, x=np.ones((1, 1), np.float32)),
-    "inputs": lambda: request("ident_FP32", id=EMOJI[:999], **{f"{EMOJI[:99]}{at}": ONE for at in range(60)}),
+    "inputs": lambda: request("ident_FP32", id=EMOJI[:999], given={f"{EMOJI[:99]}{at}": ONE for at in range(60)}),
     "output": lambda: with_output(EMOJI),
     "datatype": lambda: datatyped(EMOJI),
     "parameter": lambda: with_parameter("triton_" + EMOJI, bool_param=True),
@@ -590,13 +588,19 @@ async def test_what_is_not_there_yet(stub: Stub, method: str) -> None:
     assert found.code is NO
 
 
+def send_bytes(channel: aio.Channel, method: str, data: bytes) -> Awaitable[bytes]:
+    call: Any = channel.unary_unary(method)
+    answer: Awaitable[bytes] = call(data, timeout=10)
+    return answer
+
+
 async def test_unparsable_and_unknown(mesh: Mesh) -> None:
     async with mesh.channel() as channel:
-        garbage = await failure(channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(b"\xff\xff\xff"))
+        garbage = await failure(send_bytes(channel, "/inference.GRPCInferenceService/ModelInfer", b"\xff\xff\xff"))
         assert garbage.code in (StatusCode.INTERNAL, BAD)
-        unknown = await failure(channel.unary_unary("/inference.GRPCInferenceService/Nothing")(b""))
+        unknown = await failure(send_bytes(channel, "/inference.GRPCInferenceService/Nothing", b""))
         assert (unknown.code, bool(SPY.search(unknown.text))) == (NO, False)
-        stranger = await failure(channel.unary_unary("/tensorline.v1.Stage/Exchange")(b""))
+        stranger = await failure(send_bytes(channel, "/tensorline.v1.Stage/Exchange", b""))
         assert stranger.code is NO
 
 
@@ -608,10 +612,9 @@ async def test_mutated_requests(mesh: Mesh, stub: Stub) -> None:  # IN07, in sma
     codes: dict[StatusCode, int] = {}
     before = psutil.Process(mesh.pid("gateway")).memory_info().rss
     async with mesh.channel() as channel:
-        send = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
 
         async def one(seed: bytes) -> None:
-            found = await outcome(send(mutated(seed, rng), timeout=10))
+            found = await outcome(send_bytes(channel, "/inference.GRPCInferenceService/ModelInfer", mutated(seed, rng)))
             code = StatusCode.OK if found is None else found.code
             codes[code] = codes.get(code, 0) + 1
             if found is not None:

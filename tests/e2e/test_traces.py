@@ -13,14 +13,12 @@ from grpc import StatusCode
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from examples.prepare import EXAMPLES
-from tensorline.protocol.stubs.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from tests.consul import free_ports
-from tests.e2e.client import Failure, arrays, failure, infer, outcome, request
+from tests.e2e.client import Failure, Stub, arrays, failure, infer, outcome, request
 from tests.e2e.mesh import STAGES, Mesh, Service, running_mesh, until
 from tests.e2e.models import chain_services, ensemble, model
 from tests.tensorline.telemetry.collector import Collector, Received, open_collector
 
-Stub = GRPCInferenceServiceStub
 CALLER = "00f067aa0ba902b7"
 RATIO = 0.25
 ONE = np.ones(1, np.float32)

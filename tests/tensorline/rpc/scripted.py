@@ -98,7 +98,9 @@ class ScriptedStage:
         await self._context.write(frames(*each))
 
     def end(self) -> None:
-        """Of the stream, from the stage's side."""
+        """Of the stream, and with it of the lane, from the stage's side."""
+        for lane in self.lanes:
+            lane.close()
         self._end.set()
 
     def of_kind(self, kind: str) -> list[pb.Frame]:
@@ -151,7 +153,7 @@ class Gateway:
     async def wait_ended(self, within_s: float = 5.0) -> None:
         assert self.running is not None
         async with asyncio.timeout(within_s):
-            await self.running
+            await asyncio.wait([self.running])
 
 
 @asynccontextmanager

@@ -57,7 +57,7 @@ async def until(is_so: Callable[[], object], within_s: float = 5.0) -> None:
 @contextmanager
 def mesh_directory() -> Iterator[Path]:
     """Of its own, in memory, with a name that leaves room for sockets' (their paths are limited to 107 bytes)."""
-    path = Path(tempfile.mkdtemp(prefix="tl-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+    path = Path(tempfile.mkdtemp(prefix="tl-rs-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
     try:
         yield path
     finally:
