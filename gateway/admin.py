@@ -1,6 +1,7 @@
 """The HTTP side for people and tools: health, models, instances and traces as JSON, and the metrics page."""
 
 import hmac
+import ipaddress
 import logging
 import re
 from collections.abc import Awaitable, Callable
@@ -37,7 +38,10 @@ TRACE_ID = re.compile("[0-9a-fA-F]{32}")
 
 
 def is_loopback(address: str) -> bool:
-    return address in ("localhost", "::1") or address.startswith("127.")
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
 
 
 class Json(JSONResponse):
@@ -67,6 +71,7 @@ class AdminRoutes:
         self._mesh = mesh
         self._store = store
         self._server_id = server_id
+        self._address = address
         self._is_open = is_loopback(address)
         self._siblings = siblings
         self._token_file = token_file
@@ -89,13 +94,15 @@ class AdminRoutes:
             Route("/api/traces", admin(self._traces)),
         ]
         # A page of another site that the operator's browser has open must not reach us by a name of its own.
-        guard = [Middleware(TrustedHostMiddleware, allowed_hosts=LOCAL_NAMES)] if self._is_open else []
+        guard = (
+            [Middleware(TrustedHostMiddleware, allowed_hosts=[*LOCAL_NAMES, self._address])] if self._is_open else []
+        )
         return Starlette(routes=routes, middleware=guard)
 
     def _may(self, request: Request) -> bool:
         if self._token_file is None:
             return self._is_open
-        given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
+        given = request.headers.get("authorization", "").removeprefix("Bearer ").encode("latin-1")
         try:
             token = self._token_file.read_bytes().strip()
         except OSError as error:
@@ -150,7 +157,8 @@ class AdminRoutes:
             return Json(sorted(rows, key=_started, reverse=True)[: int(limit)])
         if which == "last":
             last = next(iter(self._store.list(model=model, limit=1)), None)
-            records = self._store.get(bytes.fromhex(last["trace_id"])) if last is not None else []
+            found = self._store.get(bytes.fromhex(last["trace_id"])) if last is not None else []
+            records = [record for record in found if model in (None, record.model)]
         elif which == "slowest":
             slowest = self._store.slowest(model)
             records = [slowest] if slowest is not None else []

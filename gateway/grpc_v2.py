@@ -1,5 +1,6 @@
 """The KServe v2 / Triton gRPC front end."""
 
+import logging
 import time
 from typing import Any, cast
 
@@ -114,10 +115,24 @@ def _handlers(front_end: KServeFrontEnd) -> dict[str, "grpc.RpcMethodHandler[Any
     return handlers
 
 
+class _LeftClients(logging.Filter):
+    """grpc.aio logs a traceback for a client that leaves in the moment in which its answer is sent: no trouble of ours.
+
+    An answer that cannot be sent for another reason, its size, is refused before.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith("ExecuteBatchError raised in core")
+
+
+_LEFT_CLIENTS = _LeftClients()
+
+
 def make_grpc_server(
     front_end: KServeFrontEnd, readiness: Readiness, *, max_message_bytes: int, max_streams: int, reuse_port: bool
 ) -> aio.Server:
     """The public server, without a port yet."""
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_LEFT_CLIENTS)
     server = aio.server(
         options=[
             ("grpc.max_send_message_length", max_message_bytes),

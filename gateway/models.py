@@ -210,20 +210,19 @@ class Models:
             inner = next((step.model for step in config.steps if self._is_pipeline(step.model)), None)
             if inner is not None:
                 return f": its step '{inner}' is itself a pipeline, which this release does not run inside another"
-            away = dict.fromkeys(
-                self._missing_step(step.model, step.version) for step in config.steps if not self._is_there(step)
-            )
+            away = sorted({self._shown_step(step) for step in config.steps if not self._is_there(step)})
             if away:
-                return f": no instance serves {', '.join(sorted(away))}, which it needs"
+                return f": no instance serves {', '.join(away)}, which it needs"
             return f": {self._pipeline_errors[name]}" if name in self._pipeline_errors else ""
         return f": {self._mesh.reason(name)}" if self._mesh.reason(name) else ": no instance serves it"
 
     def _is_there(self, step: EnsembleStep) -> bool:
         return self._mesh.is_served(step.model, "" if step.version < 0 else str(step.version))
 
-    def _missing_step(self, model: str, version: int) -> str:
-        reason = self._mesh.reason(model)
-        return f"'{model}'{'' if version < 0 else f' version {version}'}{f' ({reason})' if reason else ''}"
+    def _shown_step(self, step: EnsembleStep) -> str:
+        version = "" if step.version < 0 else f" version {step.version}"
+        reason = self._mesh.reason(step.model)
+        return f"'{step.model}'{version}{f' ({reason})' if reason else ''}"
 
 
 class PipelineSteps:

@@ -9,6 +9,7 @@ import sys
 import time
 
 from gateway.settings import GatewaySettings
+from tensorline.cli.backoff import Backoff
 from tensorline.errors import ConfigError
 from tensorline.settings import PREFIX
 
@@ -17,7 +18,6 @@ __all__ = ["run_workers"]
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.2
-RESTART_S = 0.5
 KILL_S = 3.0
 """Beyond the drain. Less than the supervisor above us allows: a stuck worker must not outlive its parent."""
 
@@ -37,21 +37,39 @@ def run_workers(settings: GatewaySettings) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, ask)
-    workers = {index: _start(index, port) for index in range(1, settings.workers + 1)}
-    status = 0
-    while not stopping and not status:
+    workers = [_Worker(index, port) for index in range(1, settings.workers + 1)]
+    while not stopping and not any(worker.status == 2 for worker in workers):
         time.sleep(LOOK_S)
-        for index, worker in list(workers.items()):
-            code = worker.poll()
-            if code == 2:
-                status = code
-            elif code is not None:
-                log.error("gateway worker ended", extra={"worker": index, "status": code})
-                time.sleep(RESTART_S)
-                workers[index] = _start(index, port)
-    _stop(list(workers.values()), settings.drain_s + KILL_S)
+        for worker in workers:
+            worker.look(time.monotonic())
+    _stop([worker.process for worker in workers], settings.drain_s + KILL_S)
     guard.close()
-    return status
+    return 2 if any(worker.status == 2 for worker in workers) else 0
+
+
+class _Worker:
+    """One of the processes, and when it is started again once it has ended."""
+
+    def __init__(self, index: int, port: int) -> None:
+        self.status: int | None = None
+        """Of the last end, until it is started again."""
+        self._index = index
+        self._port = port
+        self._backoff = Backoff()
+        self._restart_at = 0.0
+        self._started = time.monotonic()
+        self.process = _start(index, port)
+
+    def look(self, now: float) -> None:
+        if self.status is not None:
+            if self.status != 2 and now >= self._restart_at:
+                self.status, self._started = None, now
+                self.process = _start(self._index, self._port)
+            return
+        self.status = self.process.poll()
+        if self.status is not None:
+            self._restart_at = now + self._backoff.ended(now - self._started)
+            log.error("gateway worker ended", extra={"worker": self._index, "status": self.status})
 
 
 def _hold_port(address: str, port: int) -> socket.socket:

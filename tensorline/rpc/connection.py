@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import cast
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc import aio
 
 from tensorline import __version__
@@ -43,6 +44,9 @@ LANE_END_S = 1.0
 """After the end of the stream, for what the stage has sent by the lane before."""
 TEXT_BYTES = CHUNK_BYTES
 """Of one request's id, parameters and output names: a frame cannot be split, and one message has to hold it."""
+
+_ENDINGS = (aio.AioRpcError, aio.UsageError, asyncio.InvalidStateError, DecodeError, TensorlineError, TimeoutError)
+"""How a stream may end without a bug of ours."""
 
 OnResult = Callable[[StageResult], None]
 
@@ -200,7 +204,7 @@ class StageConnection:
                     await asyncio.wait([move], timeout=LANE_END_S)
                 for task in (read, move, beat):
                     task.cancel()
-        except* (aio.AioRpcError, asyncio.InvalidStateError, TensorlineError, TimeoutError, aio.UsageError) as errors:
+        except* _ENDINGS as errors:
             log.warning("stage stream ended", extra={"instance": self.instance_id, "cause": _first_cause(errors)})
         finally:
             if lane is not None:
@@ -352,6 +356,8 @@ async def connect_stage(
         raise UnavailableError("the stage did not say hello in time") from error
     except asyncio.InvalidStateError as error:
         raise UnavailableError("stage stream: it ended while it was opened") from error
+    except DecodeError as error:
+        raise UnavailableError("the stage did not begin with a message of hello alone") from error
     finally:
         if lane is not None:
             lane.close()

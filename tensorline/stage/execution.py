@@ -63,16 +63,20 @@ class Plane:
     """Let the spans that a backend's own code opens be children of the request's: an OpenTelemetry SDK is installed."""
 
 
+Reshape = tuple[tuple[int, ...], tuple[int, ...]]
+"""Dimensions before and after, without the batch dimension; the sizes that are open (-1) keep their order."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelView:
     """What an execution needs to know of its model."""
 
     version: str
     is_batched: bool = False
-    input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Of the inputs that the configuration reshapes: how the backend sees them, without the batch dimension."""
-    output_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Of the outputs that the backend makes in another shape: how the client sees them."""
+    input_shapes: Mapping[str, Reshape] = field(default_factory=dict)
+    """Of the inputs that the configuration reshapes: as the client sends them, and as the backend sees them."""
+    output_shapes: Mapping[str, Reshape] = field(default_factory=dict)
+    """Of the outputs that the backend makes in another shape: as it makes them, and as the client sees them."""
     outputs: Mapping[str, str] = field(default_factory=dict)
     """Datatypes by name; empty where the configuration names no output."""
 
@@ -240,7 +244,9 @@ class Execution:
                 continue
             if isinstance(array, np.generic):
                 array = np.asarray(array)
-            if not isinstance(name, str) or not isinstance(array, np.ndarray):
+            if not isinstance(name, str):
+                raise BackendError(f"an output is named by {type(name).__name__}, not by str")
+            if not isinstance(array, np.ndarray):
                 raise BackendError(f"output '{name}' is {type(array).__name__}, not an array")
             datatype = _output_datatype(name, array)
             if declared and datatype != declared[name]:
@@ -372,15 +378,18 @@ class Execution:
         )
 
 
-def _reshape(arrays: dict[str, Array], shapes: Mapping[str, tuple[int, ...]], is_batched: bool) -> None:
-    for name, shape in shapes.items():
+def _reshape(arrays: dict[str, Array], shapes: Mapping[str, Reshape], is_batched: bool) -> None:
+    for name, (before, after) in shapes.items():
         array = arrays.get(name)
         if array is not None:
+            rows, sizes = array.shape[:is_batched], array.shape[is_batched:]
+            # numpy itself takes one open size, and none beside a size of 0.
+            kept = iter([size for size, dim in zip(sizes, before, strict=False) if dim < 0])
             try:
-                arrays[name] = array.reshape((array.shape[0], *shape) if is_batched else shape)
+                arrays[name] = array.reshape(rows + tuple(next(kept, -1) if dim < 0 else dim for dim in after))
             except ValueError as error:
                 raise InvalidTensorError(
-                    f"'{name}' of shape {list(array.shape)} does not reshape to {list(shape)}"
+                    f"'{name}' of shape {list(array.shape)} does not reshape to {list(after)}"
                 ) from error
 
 
@@ -433,7 +442,8 @@ def _stack(
             raise InvalidTensorError("the requests of one batch name their inputs in different orders")
         merged = _neighbours(parts)
         if merged is not None:
-            stacked[name] = reader.array(merged)
+            # As the parts are seen: the configuration may reshape them.
+            stacked[name] = reader.array(merged).reshape((merged.shape[0], *arrays[0][name].shape[1:]))
         else:
             stacked[name] = gathered = np.concatenate([inputs[name] for inputs in arrays], axis=0)
             gathered.setflags(write=False)

@@ -5,6 +5,7 @@ import contextlib
 import functools
 import logging
 import os
+import re
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -28,6 +29,10 @@ READY, LOADING, UNAVAILABLE = "READY", "LOADING", "UNAVAILABLE"
 
 REASON_LIMIT = 512
 """Characters of why a model is not there."""
+
+NAME_LIMIT = 128
+
+_VERSION = re.compile(r"[1-9][0-9]{0,18}")
 
 T = TypeVar("T")
 
@@ -86,7 +91,8 @@ class ModelHost:
         for entry in entries:
             config = entry.config
             if config is None:
-                self._broken[entry.name] = str(entry.error)
+                # A directory may be called anything, and what is no text breaks the stream of every gateway.
+                self._broken[one_line(entry.name, NAME_LIMIT)] = one_line(str(entry.error), REASON_LIMIT)
                 log.error("model configuration refused", extra={"model": entry.name, "cause": str(entry.error)})
             elif config.backend in self._backends:
                 mine.extend((config, entry.path, version) for version in entry.versions)
@@ -140,12 +146,12 @@ class ModelHost:
             found = self._slots[model, newest].served
             if found is not None:
                 return found
-        slot = self._slots.get((model, int(version) if version.isdecimal() else -1))
+        slot = self._slots.get((model, int(version) if _VERSION.fullmatch(version) else -1))
         if slot is not None:
             if slot.served is not None:
                 return slot.served
             raise UnavailableError(f"Request for unknown model: '{model}' version {version} is not at ready state")
-        if not any(name == model for name, _ in self._slots):
+        if model not in self._broken and not any(name == model for name, _ in self._slots):
             raise NotFoundError(f"Request for unknown model: '{model}' is not found")
         if version:
             raise NotFoundError(f"Request for unknown model: '{model}' version {version} is not found")

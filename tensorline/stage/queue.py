@@ -82,6 +82,10 @@ class BatchQueue:
             return math.inf
         return self._waiting[0][0] + self._delay_s
 
+    def hurry(self) -> None:
+        """Let nobody wait for company any more: none will come."""
+        self._delay_s = 0.0
+
     def remove(self, request: StageRequest) -> bool:
         """Take out a request that waits; False if it does not (any more)."""
         for entry in self._waiting:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from typing import cast
 
+from google.protobuf.message import DecodeError
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
@@ -182,6 +183,8 @@ async def _read_hello(context: "aio.ServicerContext[pb.Frames, pb.Frames]") -> p
             first: object = await context.read()
     except TimeoutError as error:
         raise UnavailableError("the gateway did not say hello in time") from error
+    except DecodeError as error:
+        raise UnavailableError("a stage stream begins with a message of hello alone") from error
     frames = [] if first is aio.EOF else list(cast(pb.Frames, first).frames)
     if len(frames) != 1 or frames[0].WhichOneof("kind") != "hello":
         raise UnavailableError("a stage stream begins with a message of hello alone")

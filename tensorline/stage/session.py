@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Protocol, cast
 
+from google.protobuf.message import DecodeError
 from grpc import aio
 
 from tensorline.errors import InternalError, TensorlineError
@@ -87,7 +88,7 @@ class Session:
                 await asyncio.wait([move, read, beat], return_when=asyncio.FIRST_COMPLETED)
                 for task in (move, read, beat):
                     task.cancel()
-        except* (aio.AbortError, aio.UsageError, aio.InternalError, asyncio.InvalidStateError) as errors:
+        except* (aio.AbortError, aio.UsageError, aio.InternalError, asyncio.InvalidStateError, DecodeError) as errors:
             log.warning("gateway stream broke", extra={"gateway": self.gateway, "cause": repr(errors.exceptions[0])})
         except* TimeoutError:
             log.warning("gateway fell silent", extra={"gateway": self.gateway})

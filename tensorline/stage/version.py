@@ -60,8 +60,8 @@ class ModelVersion:
         self._view = ModelView(
             str(version),
             config.max_batch_size > 0,
-            {spec.name: spec.reshape for spec in config.inputs if spec.reshape is not None},
-            {spec.name: spec.dims for spec in config.outputs if spec.reshape is not None},
+            {spec.name: (spec.dims, spec.reshape) for spec in config.inputs if spec.reshape is not None},
+            {spec.name: (spec.reshape, spec.dims) for spec in config.outputs if spec.reshape is not None},
             {spec.name: spec.datatype for spec in config.outputs},
         )
         self._workers = [InstanceWorker(name, instance, self._loop, self._finished) for name, instance in instances]
@@ -122,6 +122,7 @@ class ModelVersion:
         request.is_cancelled = True
         if self._queue.remove(request):
             self._drop(request)
+            self._settle(time.monotonic())
 
     def _dispatch(self, now: float) -> None:
         for worker in self._workers:
@@ -182,6 +183,8 @@ class ModelVersion:
     async def aclose(self, timeout_s: float) -> None:
         """Take no more, let what is here finish for at most `timeout_s`, answer the rest, close the instances."""
         self._is_closing = True
+        self._queue.hurry()
+        self._dispatch(time.monotonic())
         try:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()

@@ -66,5 +66,5 @@ class InstanceWorker:
                 return
         try:
             self._instance.close()
-        except Exception:
+        except BaseException:  # its code may exit: the thread is over anyway
             log.exception("instance did not close", extra={"instance": self.name})

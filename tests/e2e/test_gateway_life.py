@@ -1,8 +1,11 @@
 """A gateway starts, drains, refuses to share its ports, and runs as several workers."""
 
 import asyncio
+import os
 import signal
 import socket
+import stat
+import subprocess
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,9 +18,10 @@ from grpc import StatusCode
 from grpc.aio import AioRpcError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tensorline.protocol.stubs.inference import grpc_service_pb2 as pb
 from tests.e2e.client import Stub, infer, outcome, request
 from tests.e2e.load import running_load
-from tests.e2e.mesh import Mesh, Service, running_mesh, until
+from tests.e2e.mesh import STAGES, Mesh, Service, running_mesh, until
 from tests.e2e.models import chain_services, model
 
 pytestmark = pytest.mark.slow
@@ -118,6 +122,57 @@ async def test_a_second_gateway_on_the_same_port(mesh: Mesh, tmp_path: Path, tak
         assert (load.failures, load.wrong) == ([], 0)
     assert len(list(mesh.path.glob("*.arena"))) == 2
     (mesh.directory / "second.log").unlink()
+
+
+async def test_ready_without_models_and_with_one_that_fails(tmp_path: Path) -> None:  # F09 a, b
+    empty, failing = tmp_path / "empty", tmp_path / "failing"
+    empty.mkdir()
+    model(failing, "refused", "refusing")
+    model(failing, "ident", "identity")
+    for repository, is_ready in ((empty, True), (failing, False)):
+        stage = Service(STAGES, ("pre",), [repository])
+        async with (
+            running_mesh(repository, services={"pre": stage}, is_awaited=False) as mesh,
+            mesh.channel() as channel,
+        ):
+            mesh.expected.append('"failed to load model"')
+            await until(lambda: is_live(mesh), 15.0)
+            await mesh.wait_instances(1, "READY" if repository is failing else "LOADING")
+            stub, health = Stub(channel), health_pb2_grpc.HealthStub(channel)
+            answers = {
+                "ServerReady": (await stub.ServerReady(pb.ServerReadyRequest())).ready,
+                "HTTP": (await mesh.get("/v2/health/ready"))[0] == 200,
+                "health": (await checked(health)) == health_pb2.HealthCheckResponse.SERVING,
+            }
+            assert set(answers.values()) == {is_ready}, answers
+            assert (await stub.ServerLive(pb.ServerLiveRequest())).live
+            if repository is failing:
+                rows = {row["name"]: row for row in (await mesh.get("/api/models"))[1]}
+                assert "weights.bin" in rows["refused"]["reason"]
+                assert "/" not in rows["refused"]["reason"]
+                assert (await stub.ModelReady(pb.ModelReadyRequest(name="ident"))).ready
+
+
+async def is_live(mesh: Mesh) -> bool:
+    return (await mesh.get("/v2/health/live"))[0] == 200
+
+
+async def checked(health: Any) -> int:
+    return int((await health.Check(health_pb2.HealthCheckRequest())).status)
+
+
+async def test_files_of_the_mesh_are_private(mesh: Mesh) -> None:  # I03, SH03
+    """To this user; and to the gateway's clients there are no names of any of it."""
+    for path in (mesh.path, *mesh.path.rglob("*")):
+        mode = stat.S_IMODE(path.stat().st_mode)
+        assert mode == (0o700 if path.is_dir() else 0o600), (path, oct(mode))
+    if os.geteuid() == 0:
+        (arena, *_) = mesh.path.glob("*.arena")
+        assert "Permission denied" in await asyncio.to_thread(read_as_nobody, arena)
+
+
+def read_as_nobody(path: Path) -> str:
+    return subprocess.run(["cat", path], user=65534, stderr=subprocess.PIPE, text=True, check=False).stderr
 
 
 # ---- Several workers.

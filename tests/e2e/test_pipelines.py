@@ -230,7 +230,7 @@ async def test_a_step_of_a_version_that_is_not_there(mesh: Mesh, stub: Stub) -> 
     assert not (await stub.ModelReady(pb.ModelReadyRequest(name="version_2"))).ready
     found = await failure(stub.ModelInfer(request("version_2", x=np.array([b""], object))))
     assert found.code is StatusCode.UNAVAILABLE
-    assert "versioned version 2" in found.text
+    assert "'versioned' version 2" in found.text
 
 
 async def test_pipelines_in_pipelines_are_refused_clearly(mesh: Mesh, stub: Stub) -> None:

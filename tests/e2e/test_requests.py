@@ -4,7 +4,9 @@ import asyncio
 import json
 import os
 import re
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import ml_dtypes
 import numpy as np
 import psutil
 import pytest
-from grpc import Compression, StatusCode, aio
+from grpc import ChannelConnectivity, Compression, StatusCode, aio
 
 from tensorline.protocol.stubs.inference import grpc_service_pb2 as pb
 from tensorline.tensor import Array
@@ -80,6 +82,32 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mesh]:
         # Meant: a model whose weights are missing, and one that raises what it should not.
         mesh.expected += ['"failed to load model"', '"model failed"', '"model configuration refused"']
         yield mesh
+
+
+@dataclass(frozen=True)
+class Quiet:
+    """A client that asks for nothing and pings."""
+
+    stub: Stub
+    began: float
+    lost: "asyncio.Future[None]"
+
+
+@pytest.fixture(scope="module")
+async def quiet(mesh: Mesh) -> AsyncIterator[Quiet]:
+    options = [("grpc.keepalive_time_ms", 5500), ("grpc.keepalive_permit_without_calls", 1)]
+    async with mesh.channel(*options, ("grpc.http2.max_pings_without_data", 0)) as channel:
+        stub = Stub(channel)
+        await stub.ServerLive(pb.ServerLiveRequest())
+        lost = asyncio.ensure_future(channel.wait_for_state_change(ChannelConnectivity.READY))
+        yield Quiet(stub, time.monotonic(), lost)
+        lost.cancel()
+        await asyncio.gather(lost, return_exceptions=True)
+
+
+async def test_a_quiet_client_joins(quiet: Quiet) -> None:
+    """The last test here asks what became of it."""
+    assert not quiet.lost.done()
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +227,9 @@ async def test_ids_come_back_as_they_were(mesh: Mesh, stub: Stub, id: str) -> No
     assert answer.id == id
     refused = await failure(stub.ModelInfer(request("boom", id=id, x=np.full(1, -2, np.float32))))
     assert refused.code is StatusCode.INTERNAL
-    assert (id[:64] or "<id_unknown>") in refused.text
+    escaped = id[:64].translate({ord(each): f"\\u{ord(each):04x}" for each in "\n\x1b\u2028"})
+    assert (escaped or "<id_unknown>") in refused.text
+    assert not re.search("[\x00-\x1f\u2028]", refused.text)
     for line in mesh.log("pre").splitlines():
         if line.startswith("{"):
             assert len(json.loads(line).get("request_id", "")) <= 600  # 256 characters, each perhaps escaped
@@ -657,3 +687,12 @@ async def test_after_all_that_nothing_is_held(mesh: Mesh, stub: Stub) -> None:
     _, page = await mesh.get("/metrics", mesh.metrics_port)
     assert "nobody" not in page  # no client's text becomes a series
     assert "🦜" not in page
+
+
+async def test_pings_from_a_quiet_client_are_no_offence(quiet: Quiet) -> None:  # F18, shortened
+    """Four of them: two too many would be the end."""
+    await asyncio.sleep(quiet.began + 23.0 - time.monotonic())
+    assert not quiet.lost.done()
+    began = time.monotonic()
+    assert arrays(await quiet.stub.ModelInfer(request("chain_FP32", x=ONE)))
+    assert time.monotonic() - began < 0.2

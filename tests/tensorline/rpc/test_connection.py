@@ -4,7 +4,9 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 from grpc import StatusCode, aio
 
@@ -183,6 +185,42 @@ async def test_a_peer_that_speaks_another_language_is_unavailable(path: Path) ->
         async with open_gateway(f"unix:{path}/s.sock"):
             pass
     server.close()
+
+
+async def test_bytes_that_are_no_message_end_the_stream(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first = frames(pb.Frame(hello=hello())).SerializeToString()
+    garbage = b"\xff\xff\xff"
+
+    for said in ([garbage], [first, garbage]):
+
+        async def exchange(
+            requests: AsyncIterator[bytes],
+            context: "aio.ServicerContext[bytes, bytes]",
+            said: list[bytes] = said,
+        ) -> None:
+            await context.read()
+            for each in said:
+                await context.write(each)
+            await asyncio.Event().wait()
+
+        server = aio.server()
+        method: Any = grpc.stream_stream_rpc_method_handler(exchange)
+        handler = grpc.method_handlers_generic_handler("tensorline.v1.Stage", {"Exchange": method})
+        server.add_generic_rpc_handlers((handler,))
+        server.add_insecure_port(f"unix:{path}/{len(said)}.sock")
+        await server.start()
+        try:
+            if len(said) == 1:
+                with pytest.raises(UnavailableError, match="did not begin with a message of hello alone"):
+                    async with open_gateway(f"unix:{path}/1.sock"):
+                        pass
+            else:
+                async with open_gateway(f"unix:{path}/2.sock") as gateway:
+                    await gateway.wait_ended()
+                    assert not gateway.connection.is_open
+        finally:
+            await server.stop(0)
+    assert "Traceback" not in caplog.text
 
 
 # ---- the lane

@@ -61,10 +61,6 @@ def is_over(each: StageRequest, now: float) -> bool:
     return each.is_cancelled or each.deadline <= now
 
 
-class TestQueue(RuleBasedStateMachine.TestCase):
-    pass
-
-
 class QueueBesideModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
