@@ -93,7 +93,6 @@ async def serve_gateway(instance_id: str, settings: GatewaySettings) -> None:
 
         def table_changed() -> None:
             models.changed()
-            declare_rows(metrics, models)
             changed.set()
 
         mesh = Mesh(registry, local, reader, table_changed)
@@ -116,7 +115,7 @@ async def serve_gateway(instance_id: str, settings: GatewaySettings) -> None:
             background(
                 mesh.run(),
                 directory_sweeps(settings.mesh_directory, directory),
-                _publish(readiness, changed),
+                _publish(readiness, metrics, models, changed),
             )
         )
         sockets = settings.mesh_directory / "sockets"
@@ -180,11 +179,12 @@ def _bind(server: aio.Server, address: str, port: int) -> int:
     return bound
 
 
-async def _publish(readiness: Readiness, changed: asyncio.Event) -> None:
-    """Keep grpc.health in step with what changed, at most a few times a second."""
+async def _publish(readiness: Readiness, metrics: Metrics, models: Models, changed: asyncio.Event) -> None:
+    """Keep grpc.health and the counters' rows in step with what changed, a few times a second at most."""
     while True:
         await changed.wait()
         changed.clear()
+        declare_rows(metrics, models)
         await readiness.publish()
         await asyncio.sleep(PUBLISH_S / 10)
 

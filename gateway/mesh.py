@@ -59,7 +59,7 @@ class Mesh:
         self._hosted: dict[StageConnection, list[HostedModel]] = {}
         self._by_arena: dict[bytes, StageConnection] = {}
         self._table: dict[tuple[str, str], list[StageConnection]] = {}
-        self._newest: dict[str, int] = {}
+        self._ready: dict[str, list[int]] = {}
         self._configs: dict[tuple[str, int], ModelConfig] = {}
         self._decoded: dict[bytes, ModelConfig] = {}
         self._unheard: set[tuple[str, str, str]] | None = None
@@ -187,15 +187,16 @@ class Mesh:
 
     def _rebuild(self) -> None:
         table: dict[tuple[str, str], list[StageConnection]] = {}
-        newest: dict[str, int] = {}
+        versions: dict[str, set[int]] = {}
         for connection, models in self._hosted.items():
             for model in models:
                 if model.state == "READY" and not connection.is_draining and self._learn(model):
                     table.setdefault((model.name, model.version), []).append(connection)
-                    newest[model.name] = max(newest.get(model.name, 0), int(model.version))
-        for name, version in newest.items():
-            table[name, ""] = table[name, str(version)]
-        self._table, self._newest = table, newest
+                    versions.setdefault(model.name, set()).add(int(model.version))
+        self._ready = {name: sorted(numbers) for name, numbers in versions.items()}
+        for name, numbers in self._ready.items():
+            table[name, ""] = table[name, str(numbers[-1])]
+        self._table = table
         self._on_change()
 
     def _learn(self, model: HostedModel) -> bool:
@@ -224,12 +225,12 @@ class Mesh:
         return sorted(number for name, number in self._configs if name == model)
 
     def ready_versions(self, model: str) -> list[int]:
-        return sorted(int(version) for name, version in self._table if name == model and version)
+        return list(self._ready.get(model, ()))
 
     def newest(self, model: str) -> str:
         """The version that "" stands for at present; "" when none is ready."""
-        version = self._newest.get(model)
-        return "" if version is None else str(version)
+        ready = self._ready.get(model)
+        return str(ready[-1]) if ready else ""
 
     @property
     def model_names(self) -> set[str]:

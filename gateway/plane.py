@@ -5,9 +5,10 @@ import asyncio
 import numpy as np
 
 from gateway.mesh import Mesh
+from tensorline.errors import InternalError, InvalidTensorError
 from tensorline.rpc.connection import StageConnection
 from tensorline.shm import Arena, ArenaReader
-from tensorline.tensor import Handle, Tensor
+from tensorline.tensor import Handle, Tensor, expected_byte_size
 
 __all__ = ["GatewayPlane"]
 
@@ -60,9 +61,11 @@ class GatewayPlane:
 
         Raises:
             StaleHandleError: the stage freed a block meanwhile.
+            InternalError: a stage sent more or fewer bytes than it declared.
         """
         fetched = []
         for tensor in tensors:
+            _check_size(tensor)
             handle = tensor.handle
             if handle is None:
                 fetched.append(tensor)
@@ -99,3 +102,12 @@ class GatewayPlane:
         owner = self._mesh.owner(handle.arena)
         if owner is not None:
             owner.release((handle,))
+
+
+def _check_size(tensor: Tensor) -> None:
+    try:
+        wanted = expected_byte_size(tensor.datatype, tensor.shape)
+    except InvalidTensorError as error:
+        raise InternalError(f"output '{tensor.name}': {error}") from error
+    if wanted is not None and tensor.byte_size != wanted:
+        raise InternalError(f"output '{tensor.name}' came with {tensor.byte_size} bytes, its shape takes {wanted}")

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import cast
 
 import grpc
-from google.protobuf.message import DecodeError
 from grpc import aio
 
 from tensorline import __version__
@@ -44,9 +43,6 @@ LANE_END_S = 1.0
 """After the end of the stream, for what the stage has sent by the lane before."""
 TEXT_BYTES = CHUNK_BYTES
 """Of one request's id, parameters and output names: a frame cannot be split, and one message has to hold it."""
-
-_ENDINGS = (aio.AioRpcError, aio.UsageError, asyncio.InvalidStateError, DecodeError, TensorlineError, TimeoutError)
-"""How a stream may end without a bug of ours."""
 
 OnResult = Callable[[StageResult], None]
 
@@ -204,7 +200,7 @@ class StageConnection:
                     await asyncio.wait([move], timeout=LANE_END_S)
                 for task in (read, move, beat):
                     task.cancel()
-        except* _ENDINGS as errors:
+        except* (aio.AioRpcError, asyncio.InvalidStateError, TensorlineError, TimeoutError, aio.UsageError) as errors:
             log.warning("stage stream ended", extra={"instance": self.instance_id, "cause": _first_cause(errors)})
         finally:
             if lane is not None:
@@ -241,6 +237,8 @@ class StageConnection:
             message = await self._call.read()
             if message is aio.EOF:
                 return
+            if message is None:  # how grpc.aio hands over bytes that are no message
+                raise UnavailableError("the stage sent what is no message")
             self._take_message(cast(pb.Frames, message))
 
     def _take_message(self, message: pb.Frames) -> None:
@@ -356,8 +354,6 @@ async def connect_stage(
         raise UnavailableError("the stage did not say hello in time") from error
     except asyncio.InvalidStateError as error:
         raise UnavailableError("stage stream: it ended while it was opened") from error
-    except DecodeError as error:
-        raise UnavailableError("the stage did not begin with a message of hello alone") from error
     finally:
         if lane is not None:
             lane.close()
@@ -382,7 +378,7 @@ async def _exchange_hello(call: "aio.StreamStreamCall[pb.Frames, pb.Frames]", lo
     async with asyncio.timeout(HELLO_S):
         await call.write(first)
         answer = await call.read()
-    frames = [] if answer is aio.EOF else list(cast(pb.Frames, answer).frames)
+    frames = list(answer.frames) if isinstance(answer, pb.Frames) else []
     if len(frames) != 1 or frames[0].WhichOneof("kind") != "hello":
         raise UnavailableError("the stage did not begin with a message of hello alone")
     return frames[0].hello

@@ -19,6 +19,7 @@ from tensorline.errors import (
     DeadlineError,
     InternalError,
     InvalidTensorError,
+    ResourceExhaustedError,
     TensorlineError,
 )
 from tensorline.rpc.frames import StageResult
@@ -154,18 +155,18 @@ class Execution:
     def run(self, instance: Instance, *, on_loop: bool = False) -> None:
         """Fill `done` with one entry for each request. Raises nothing."""
         try:
-            self._run(instance, on_loop=on_loop)
+            self._run(instance, may_wait=not on_loop)
         except BaseException:  # of ours, not of the model: the instance's thread has to live on
             log.exception("execution failed")
             answered = {id(entry.request) for entry in self.done}
             self._fail([r for r in self.requests if id(r) not in answered], InternalError("internal error"))
 
-    def _run(self, instance: Instance, *, on_loop: bool) -> None:
+    def _run(self, instance: Instance, *, may_wait: bool) -> None:
         live, arrays = self._read_inputs()
         self._input_ready = time.monotonic_ns()
         if not live:
             return
-        error = self._run_together(instance, live, arrays, on_loop=on_loop)
+        error = self._run_together(instance, live, arrays, may_wait=may_wait)
         if error is None:
             return
         if len(live) == 1:
@@ -173,19 +174,22 @@ class Execution:
             return
         # One bad request is not its neighbours' failure: each gets a run, and an answer, of its own.
         answered = {id(entry.request) for entry in self.done}
+        is_full = isinstance(error, ResourceExhaustedError)  # it has waited for room: eight would wait eight times
         for request, inputs in zip(live, arrays, strict=True):
             if id(request) not in answered:
-                alone = _given_up(request) or self._run_together(instance, [request], [inputs], on_loop=on_loop)
+                alone = _given_up(request) or self._run_together(
+                    instance, [request], [inputs], may_wait=may_wait and not is_full
+                )
                 if alone is not None:
                     self._fail([request], alone)
 
     def _run_together(
-        self, instance: Instance, live: Sequence[StageRequest], arrays: Sequence[dict[str, Array]], *, on_loop: bool
+        self, instance: Instance, live: Sequence[StageRequest], arrays: Sequence[dict[str, Array]], *, may_wait: bool
     ) -> BaseException | None:
         """Run the requests as one batch; what went wrong, in which case none of them has an answer by it."""
         self._computed = 0
         try:
-            batch = RunningBatch(live, _stack(live, arrays, self._plane.reader), self._plane, may_wait=not on_loop)
+            batch = RunningBatch(live, _stack(live, arrays, self._plane.reader), self._plane, may_wait=may_wait)
         except Exception as error:
             return error
         try:

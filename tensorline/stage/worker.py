@@ -64,6 +64,7 @@ class InstanceWorker:
                 self._loop.call_soon_threadsafe(self._on_done, self, execution)
             except RuntimeError:  # the loop is closed: the process ends
                 return
+            del execution  # and with it the tensors that came inline, for as long as nothing new comes
         try:
             self._instance.close()
         except BaseException:  # its code may exit: the thread is over anyway

@@ -6,7 +6,17 @@ from pathlib import Path
 from tensorline.tensor import DATATYPES
 from tests.e2e.mesh import STAGES, Service
 
-__all__ = ["CHAIN", "DATATYPE_NAMES", "chain_repositories", "chain_services", "ensemble", "model", "tensor", "write_chain"]
+__all__ = [
+    "CHAIN",
+    "DATATYPE_NAMES",
+    "chain_repositories",
+    "chain_services",
+    "ensemble",
+    "model",
+    "tensor",
+    "write",
+    "write_chain",
+]
 
 DATATYPE_NAMES = [*DATATYPES]
 CHAIN = ("pre", "mid", "post")

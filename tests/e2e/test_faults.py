@@ -110,6 +110,7 @@ def all_near(mesh: Mesh, then: Mapping[str, Footprint]) -> bool:
 
 
 def near(now: Footprint, then: Footprint) -> bool:
+    """A stage keeps what it has mapped of a dead peer's arena for a minute: two descriptors."""
     return abs(now.descriptors - then.descriptors) <= 3 and abs(now.threads - then.threads) <= 2
 
 

@@ -50,8 +50,11 @@ async def open_odd(house: House, **hello: object) -> AsyncIterator[ScriptedStage
         entry = ServiceInstance("odd-1", "model", "", local_address=odd.target)
         house.registry.tell(entry, *map(instance, house.stages))
         await until(lambda: odd._context is not None)
-        yield odd
-        house.registry.tell(*map(instance, house.stages))
+        try:
+            yield odd
+        finally:
+            house.registry.tell(*map(instance, house.stages))
+            odd.end()
 
 
 async def test_two_entries_that_lead_to_one_instance_are_one() -> None:

@@ -147,8 +147,11 @@ class Gateway:
 
     def submit(self, *inputs: Tensor) -> tuple[int, list[StageResult]]:
         """Number, and where the answers go."""
+        return self.submit_to("m", *inputs)
+
+    def submit_to(self, model: str, *inputs: Tensor) -> tuple[int, list[StageResult]]:
         results: list[StageResult] = []
-        return self.connection.submit(Submission("m", "", list(inputs)), results.append), results
+        return self.connection.submit(Submission(model, "", list(inputs)), results.append), results
 
     async def wait_ended(self, within_s: float = 5.0) -> None:
         assert self.running is not None

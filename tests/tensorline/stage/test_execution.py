@@ -345,6 +345,21 @@ def test_an_arena_that_is_full_at_the_second_output(path: Path, monkeypatch: pyt
                 assert place.arena.leases == 0
 
 
+def test_a_batch_waits_for_room_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execution, "ARENA_WAIT_S", 0.2)
+
+    def model(batch: Batch) -> Mapping[str, Array]:
+        return {"y": batch.empty("y", "INT8", (batch.rows, 500_000))}
+
+    with open_place(path, arena_bytes=MIB) as place:
+        taken = place.arena.allocate(700_000)
+        began = time.monotonic()
+        done = run(place, model, *[ask() for _ in range(8)], model=BATCHED)
+        assert time.monotonic() - began < 0.8
+        assert [one.result.status for one in done] == [FULL] * 8
+        taken.release()
+
+
 def test_neighbours_in_one_block_are_one_view(place: Place) -> None:
     array = numbers(6)
     tensors = place.put_rows("x", array, [1, 2, 3])

@@ -167,6 +167,14 @@ async def test_a_far_gateway_sees_no_handle_and_no_lane(stage: Stage) -> None:
         assert stage.arena.leases == 0
 
 
+async def test_a_gateway_on_another_host_comes_by_tcp() -> None:
+    models = {"double": Model(config({"x": "FP32"}, {"y": "FP32"}), run=double)}
+    async with open_stage(models, listen="127.0.0.1:0") as stage:
+        async with open_caller(stage, is_near=False, target=f"127.0.0.1:{stage.port}") as far:
+            x = floats(MIB)
+            assert (far.read(await far.call("double", tensor("x", x)))["y"] == x * 2).all()
+
+
 async def test_a_near_gateway_gets_a_lane_once(stage: Stage) -> None:
     async with open_caller(stage) as near:
         assert len(near.connection._lane_token) == 16

@@ -137,8 +137,9 @@ async def test_bytes_that_are_no_message_end_their_stream_and_no_other(
             for each in first:
                 await call.write(each)
             async with asyncio.timeout(5):
-                assert await call.code() is not StatusCode.OK
-                assert "Traceback" not in (await call.details() or "")
+                with contextlib.suppress(aio.AioRpcError):
+                    while await call.read() is not aio.EOF:
+                        pass
     await until(lambda: stage.end.streams == 1)
     assert await works(raw)
     assert "Traceback" not in caplog.text

@@ -1,9 +1,11 @@
 """A loaded version under many requests: who gets what, in which batch, on which thread, and how it ends."""
 
 import asyncio
+import gc
 import random
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +21,7 @@ from tensorline.rpc.frames import StageResult
 from tensorline.stage.backend import Batch, Instance
 from tensorline.stage.execution import Executed
 from tensorline.stage.version import ModelVersion
-from tensorline.tensor import Array
+from tensorline.tensor import Array, Tensor
 from tests.tensorline.stage.inner import Asked, Place, inline, open_place
 from tests.tensorline.stage.pair import config, until
 
@@ -308,27 +310,47 @@ async def test_who_cancels_in_the_queue_is_answered_at_once_and_never_run(place:
 
 
 async def test_a_running_batch_hears_that_all_have_left(place: Place) -> None:
-    heard = threading.Event()
+    said: list[bool] = []
+    half, heard = threading.Event(), threading.Event()
 
     def listen(batch: Batch) -> None:
-        until_s = time.monotonic() + 5
-        while not batch.is_cancelled() and time.monotonic() < until_s:
-            time.sleep(0.002)
-        heard.set()
+        if batch.rows == 2:
+            half.wait(5)
+            said.append(batch.is_cancelled())
+            heard.set()
+            ends = time.monotonic() + 5
+            while not batch.is_cancelled() and time.monotonic() < ends:
+                time.sleep(0.002)
+            said.append(batch.is_cancelled())
 
     instance = Recording()
+    instance.on_run = listen
     async with serving(place, instance) as stage:
         with held(instance):
             blocking = stage.send(0)
-            asked = [stage.send(at) for at in (1, 2)]
+            asked = [stage.send(1), stage.send(2)]
         await blocking.result()
-        instance.on_run = listen
-        again = [stage.send(at) for at in (3,)]
-        await until(lambda: instance.batches[-1] == [3])
-        stage.version.cancel(again[0].request)
-        await until(heard.is_set, within_s=1.0)
-        assert values(await again[0].result()) == [3]
-        assert [values(await one.result()) for one in asked] == [[1], [2]]
+        await until(lambda: instance.batches == [[0], [1, 2]])
+        stage.version.cancel(asked[0].request)
+        half.set()
+        await until(heard.is_set)
+        stage.version.cancel(asked[1].request)
+        assert [values(await one.result(1.0)) for one in asked] == [[1], [2]]
+    assert said == [False, True]
+
+
+async def test_an_idle_instance_keeps_nothing_of_its_last_batch(place: Place) -> None:
+    async def call(version: ModelVersion) -> Callable[[], object]:
+        array = np.zeros(8, np.uint8)
+        asked = Asked.of(Tensor("x", "INT64", (1, 1), array.data))
+        version.submit(asked.request)
+        await asked.result()
+        return weakref.ref(array)
+
+    async with serving(place, Recording()) as stage:
+        kept = await call(stage.version)
+        stage.executed.clear()
+        await until(lambda: gc.collect() < 0 or kept() is None)
 
 
 async def test_what_has_expired_is_not_run(place: Place) -> None:
