@@ -104,6 +104,11 @@ class Models:
         self._pipeline_errors.clear()
 
     @property
+    def expected(self) -> list[str]:
+        """What the gateway's own repositories hold. A model that only a stage knows comes and goes with it."""
+        return sorted(self._expected)
+
+    @property
     def names(self) -> list[str]:
         return sorted({*self._expected, *self._mesh.model_names})
 

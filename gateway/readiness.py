@@ -27,7 +27,7 @@ class Readiness:
     def is_ready(self) -> bool:
         if not self.accepts:
             return False
-        return not self._is_strict or all(self._models.versions(name) for name in self._models.names)
+        return not self._is_strict or all(map(self._models.versions, self._models.expected))
 
     async def publish(self) -> None:
         """Bring grpc.health up to date: the server under "", each model under its name."""

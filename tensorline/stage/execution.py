@@ -240,22 +240,24 @@ class Execution:
         Raises:
             BackendError: not arrays by name, a datatype that was not announced, or rows lost.
         """
-        if not isinstance(outputs, Mapping):
+        if type(outputs) is not dict and not isinstance(outputs, Mapping):
             raise BackendError(f"the model returned {type(outputs).__name__}, not arrays by output name")
-        declared, checked = self._model.outputs, {}
+        declared, is_batched, checked = self._model.outputs, self._model.is_batched, {}
         for name, array in outputs.items():
             if declared and name not in declared:
                 continue
-            if isinstance(array, np.generic):
-                array = np.asarray(array)
             if not isinstance(name, str):
                 raise BackendError(f"an output is named by {type(name).__name__}, not by str")
             if not isinstance(array, np.ndarray):
-                raise BackendError(f"output '{name}' is {type(array).__name__}, not an array")
-            datatype = _output_datatype(name, array)
-            if declared and datatype != declared[name]:
-                raise BackendError(f"output '{name}' is {datatype}, the configuration says {declared[name]}")
-            if self._model.is_batched and (not array.ndim or array.shape[0] != batch.rows):
+                if not isinstance(array, np.generic):
+                    raise BackendError(f"output '{name}' is {type(array).__name__}, not an array")
+                array = np.asarray(array)
+            # numpy has one object for each dtype that is usual.
+            if not declared or array.dtype is not DATATYPES[declared[name]]:
+                datatype = _output_datatype(name, array)
+                if declared and datatype != declared[name]:
+                    raise BackendError(f"output '{name}' is {datatype}, the configuration says {declared[name]}")
+            if is_batched and (not array.ndim or array.shape[0] != batch.rows):
                 raise BackendError(
                     f"output '{name}' has shape {list(array.shape)}, a batch of {batch.rows} rows must keep its rows"
                 )

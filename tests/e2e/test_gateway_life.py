@@ -104,6 +104,23 @@ async def test_sigterm_when_idle_with_open_streams(mesh: Mesh) -> None:  # LC02
     await mesh.wait_ready()
 
 
+async def test_a_drain_has_an_end(mesh: Mesh) -> None:
+    assert await mesh.stop("gateway") == 0
+    mesh.start("gateway", TENSORLINE_DRAIN_S="0.5")
+    await mesh.wait_ready()
+    async with mesh.stub() as stub:
+        flying = asyncio.ensure_future(outcome(stub.ModelInfer(request("slow", x=np.array([4000], np.int32)))))
+        await asyncio.sleep(0.2)
+        asked = time.monotonic()
+        assert await mesh.stop("gateway") == 0
+        assert time.monotonic() - asked < 3.5
+        cut = await flying
+        assert cut is not None
+        assert cut.code is StatusCode.UNAVAILABLE
+    mesh.start("gateway")
+    await mesh.wait_ready()
+
+
 @pytest.mark.parametrize("taken", ["GRPC", "HTTP", "METRICS"])
 async def test_a_second_gateway_on_the_same_port(mesh: Mesh, tmp_path: Path, taken: str) -> None:  # LC05
     ports = {"GRPC": mesh.grpc_port, "HTTP": mesh.http_port, "METRICS": mesh.metrics_port}

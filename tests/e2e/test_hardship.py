@@ -78,6 +78,26 @@ async def test_a_request_that_kills_its_stage(mesh: Mesh) -> None:
         assert (await infer(stub, "die", x=ONE))["y"] == 1
 
 
+async def test_a_frozen_stage_without_a_twin(mesh: Mesh) -> None:
+    """Nobody else can do its work: within five seconds that is said, and then at once."""
+    async with mesh.stub() as stub:
+        assert await ask(stub, 1)
+        mesh.signal("mid", signal.SIGSTOP)
+        waiting = await failure(stub.ModelInfer(request("die", x=ONE)))
+        assert (waiting.code, waiting.text) == (
+            StatusCode.UNAVAILABLE,
+            "the instance of model 'die' that ran the request is gone",
+        )
+        assert waiting.took_s < 5.0
+        found = await failure(stub.ModelInfer(request("chain", x=ONE)))
+        assert (found.code, found.took_s < 0.2) == (StatusCode.UNAVAILABLE, True)
+        assert "'chain_mid'" in found.text
+        mesh.signal("mid", signal.SIGCONT)
+        await mesh.wait_ready()
+        assert await ask(stub, 2)
+        await mesh.wait_idle()
+
+
 async def test_a_frozen_gateway(mesh: Mesh) -> None:
     """The stages give back what it held; when it runs again, so does everything."""
     async with mesh.stub() as stub:

@@ -1,4 +1,4 @@
-"""Stages that are not as they should be: none of them hurts the others, or a request for longer than it takes to say."""
+"""Stages that are not as they should be: none hurts the others, or holds a request for longer than it takes to say."""
 
 import asyncio
 import os
@@ -42,11 +42,11 @@ def hosted(name: str, version: str, config: bytes) -> pb.Frame:
 
 
 @asynccontextmanager
-async def open_odd(house: House, **hello: object) -> AsyncIterator[ScriptedStage]:
+async def open_odd(house: House) -> AsyncIterator[ScriptedStage]:
     """A scripted stage in the mesh, beside the house's own."""
     directory = path_of(house) / "odd"
     directory.mkdir()
-    async with open_scripted(directory, instance_id="odd-1", **hello) as odd:
+    async with open_scripted(directory, instance_id="odd-1") as odd:
         entry = ServiceInstance("odd-1", "model", "", local_address=odd.target)
         house.registry.tell(entry, *map(instance, house.stages))
         await until(lambda: odd._context is not None)
@@ -163,7 +163,7 @@ async def asked(house: House) -> AsyncIterator[tuple[ScriptedStage, int, "asynci
         await until(lambda: house.models.is_ready("odd", ""))
         asking = asyncio.create_task(house.infer("odd", X, timeout_s=20.0))
         await until(lambda: odd.of_kind("submit"))
-        yield odd, odd.of_kind("submit")[0].submit.id, asking  # type: ignore[misc]
+        yield odd, odd.of_kind("submit")[0].submit.id, asking
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
 

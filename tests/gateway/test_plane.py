@@ -7,10 +7,9 @@ import time
 import numpy as np
 import pytest
 
-from gateway import plane as plane_module
 from gateway.plane import OFF_LOOP_BYTES, GatewayPlane
 from tensorline.errors import ResourceExhaustedError, StaleHandleError
-from tensorline.tensor import Handle, Tensor
+from tensorline.tensor import Array, Handle, Tensor
 from tests.gateway.house import House, add, open_house
 from tests.tensorline.stage.pair import MIB, until
 
@@ -76,12 +75,12 @@ async def test_a_block_is_nobody_elses_while_a_thread_writes_it(monkeypatch: pyt
     writing, go = threading.Event(), threading.Event()
     copyto = np.copyto
 
-    def slow(target: object, source: object) -> None:
+    def slow(target: Array, source: Array) -> None:
         writing.set()
         go.wait(5)
-        copyto(target, source)  # type: ignore[call-overload]
+        copyto(target, source)
 
-    monkeypatch.setattr(plane_module.np, "copyto", slow)
+    monkeypatch.setattr(np, "copyto", slow)
     async with open_house({"one": add(1)}) as house:
         placing = asyncio.create_task(plane_of(house).place(tensor(2 * MIB), 1.0))
         await until(writing.is_set)

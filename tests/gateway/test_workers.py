@@ -1,5 +1,6 @@
 """The parent of several gateway processes, with small stand-ins for them: real processes, real signals."""
 
+import itertools
 import os
 import signal
 import socket
@@ -36,7 +37,7 @@ class Started:
         scripts = self._scripts.get(index, [WAITS])
         nth = sum(1 for known, _, _ in self.all if known == index)
         script = scripts[min(nth, len(scripts) - 1)]
-        process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)  # noqa: S603
+        process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
         assert process.stdout is not None
         process.stdout.readline()  # a signal that came sooner would meet a Python that is being built
         process.stdout.close()
@@ -84,7 +85,7 @@ def run(
     thread = threading.Thread(target=beside)
     thread.start()
     try:
-        settings = GatewaySettings(grpc_port=0, workers=count, drain_s=0.0)  # type: ignore[call-arg]
+        settings = GatewaySettings(grpc_port=0, workers=count, drain_s=0.0)
         return run_workers(settings), started
     finally:
         is_over.set()
@@ -123,7 +124,7 @@ def test_a_worker_that_keeps_failing_is_started_ever_later(monkeypatch: pytest.M
 
     _, started = run(monkeypatch, {1: [FAILS]}, one_dies_too)
     first = [at for (index, _, _), at in zip(started.all, started.times, strict=True) if index == 1]
-    between = [later - sooner for sooner, later in zip(first, first[1:], strict=False)]
+    between = [later - sooner for sooner, later in itertools.pairwise(first)]
     assert between[0] >= 0.02
     assert between[1] >= 0.04
     assert between[2] >= 0.08
@@ -156,7 +157,7 @@ def test_a_taken_port_starts_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        settings = GatewaySettings(grpc_port=port, workers=2)  # type: ignore[call-arg]
+        settings = GatewaySettings(grpc_port=port, workers=2)
         with pytest.raises(ConfigError, match=f"gRPC port {port} on 127.0.0.1 cannot be used: Address already in use"):
             run_workers(settings)
     assert started.all == []

@@ -1,0 +1,54 @@
+"""What a gateway shows of itself at each scrape."""
+
+import numpy as np
+import pytest
+
+from gateway.gauges import declare_rows, watch_gauges
+from tensorline.errors import InvalidTensorError
+from tests.gateway.house import House, add, open_house
+
+X = np.array([1, 2], np.float32)
+
+
+def values(house: House, start: str) -> dict[str, float]:
+    page = house.recorder.render_metrics().decode()
+    lines = [line.rpartition(" ") for line in page.splitlines() if line.startswith(start)]
+    return {series: float(value) for series, _, value in lines}
+
+
+async def test_gauges_say_what_is_now() -> None:
+    async with open_house({"one": add(1)}, {"one": add(1)}) as house:
+        watch_gauges(house.metrics, house.arena, house.limits, house.mesh, house.registry)
+        assert values(house, "tensorline_arena_bytes_capacity") == {
+            "tensorline_arena_bytes_capacity": house.arena.limit
+        }
+        assert values(house, "tensorline_instances{") == {
+            'tensorline_instances{service="model",state="READY"}': 2,
+        }
+        house.limits.enter(10)
+        house.registry.is_fresh = False
+        assert values(house, "tensorline_in_flight") == {"tensorline_in_flight": 1}
+        assert values(house, "tensorline_registry_is_fresh") == {"tensorline_registry_is_fresh": 0}
+        house.limits.leave(10)
+
+
+async def test_leased_bytes_come_and_go() -> None:
+    async with open_house({"one": add(1)}) as house:
+        watch_gauges(house.metrics, house.arena, house.limits, house.mesh, house.registry)
+        block = house.arena.allocate(10_000)
+        assert values(house, "tensorline_arena_bytes_leased")["tensorline_arena_bytes_leased"] >= 10_000
+        block.release()
+        assert values(house, "tensorline_arena_bytes_leased")["tensorline_arena_bytes_leased"] == 0
+
+
+async def test_a_refusal_before_any_success_is_counted_and_a_made_up_name_makes_no_series() -> None:
+    async with open_house({"one": add(1)}) as house:
+        declare_rows(house.metrics, house.models)
+        declare_rows(house.metrics, house.models)
+        with pytest.raises(InvalidTensorError):
+            await house.infer("one", X.astype(np.int64))
+        with pytest.raises(Exception, match="is not found"):
+            await house.infer("made up", X)
+        refused = values(house, "tensorline_requests_refused_total{")
+        assert list(refused.values()) == [1]
+        assert "made up" not in house.recorder.render_metrics().decode()
