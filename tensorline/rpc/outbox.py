@@ -37,7 +37,8 @@ class Outbox:
     def __init__(self) -> None:
         self._open = pb.Frames()
         self._open_bytes = 0
-        self._closed: deque[pb.Frames] = deque()
+        self._closed: deque[tuple[pb.Frames, int]] = deque()
+        self._closed_bytes = 0
         self._wake: Callable[[], object] | None = None
         self._chunk_id = 0
         self._ended = False
@@ -49,7 +50,8 @@ class Outbox:
             text_bytes: Of what it will hold besides tensors, where that may be much.
         """
         if self._open_bytes >= CLOSE_AT_BYTES:
-            self._closed.append(self._open)
+            self._closed.append((self._open, self._open_bytes))
+            self._closed_bytes += self._open_bytes
             self._open = pb.Frames()
             self._open_bytes = 0
         self._open_bytes += FRAME_BYTES + text_bytes
@@ -97,6 +99,11 @@ class Outbox:
     def is_empty(self) -> bool:
         return not self._closed and not self._open.frames
 
+    @property
+    def waiting_bytes(self) -> int:
+        """About how much is here because the peer does not read it."""
+        return self._closed_bytes + self._open_bytes
+
     def end(self) -> None:
         """Let `pump` return once everything is written."""
         self._ended = True
@@ -135,7 +142,9 @@ class Outbox:
 
     def _next(self) -> pb.Frames | None:
         if self._closed:
-            return self._closed.popleft()
+            message, size = self._closed.popleft()
+            self._closed_bytes -= size
+            return message
         if not self._open.frames:
             return None
         message, self._open, self._open_bytes = self._open, pb.Frames(), 0

@@ -11,7 +11,7 @@ from typing import Final, Protocol, cast
 from google.protobuf.message import DecodeError
 from grpc import aio
 
-from tensorline.errors import InternalError, TensorlineError
+from tensorline.errors import InternalError, ResourceExhaustedError, TensorlineError
 from tensorline.protocol.stubs.tensorline.v1 import stage_pb2 as pb
 from tensorline.rpc.connection import BEAT_S, BEATS_MISSED, HostedModel
 from tensorline.rpc.frames import (
@@ -31,6 +31,9 @@ from tensorline.telemetry.logs import one_line
 __all__ = ["Session", "SessionOwner"]
 
 log = logging.getLogger(__name__)
+
+MODELS_BYTES: Final = 2 << 20
+"""Of all models' configurations: they travel in one frame."""
 
 ERROR_LIMIT: Final = 1024
 """Characters of an error text."""
@@ -54,7 +57,7 @@ class SessionOwner(Protocol):
 class Session:
     """Args:
     gateway: The peer's instance id, for logs.
-    inline_limit: Bytes of unfinished inline tensors that the gateway may have here.
+    inline_limit: Bytes of unfinished inline tensors that the gateway may have here, and of answers that wait for it.
     """
 
     def __init__(self, owner: SessionOwner, gateway: str, inline_limit: int) -> None:
@@ -63,6 +66,7 @@ class Session:
         self.unknown_frames = 0
         self._owner = owner
         self._outbox = Outbox()
+        self._inline_limit = inline_limit
         self._chunks = ChunkStore(inline_limit)
         self._heard = time.monotonic()
         self._lane: Lane | None = None
@@ -85,8 +89,9 @@ class Session:
                 move = tasks.create_task(self._move(context))
                 read = tasks.create_task(self._read(context))
                 beat = tasks.create_task(self._beat())
-                await asyncio.wait([move, read, beat], return_when=asyncio.FIRST_COMPLETED)
-                for task in (move, read, beat):
+                lost = tasks.create_task(self._lost.wait())
+                await asyncio.wait([move, read, beat, lost], return_when=asyncio.FIRST_COMPLETED)
+                for task in (move, read, beat, lost):
                     task.cancel()
         except* (aio.AbortError, aio.UsageError, aio.InternalError, asyncio.InvalidStateError, DecodeError) as errors:
             log.warning("gateway stream broke", extra={"gateway": self.gateway, "cause": repr(errors.exceptions[0])})
@@ -121,8 +126,12 @@ class Session:
         self._outbox.end()
 
     def send_models(self, models: list[HostedModel]) -> None:
-        frame = self._outbox.frame().models
-        for model in models:
+        sizes = [len(model.config) + len(model.reason) + len(model.name) for model in models]
+        while sum(sizes) > MODELS_BYTES:
+            log.error("a model more than one message can tell of", extra={"model": models[len(sizes) - 1].name})
+            sizes.pop()
+        frame = self._outbox.frame(sum(sizes)).models
+        for model in models[: len(sizes)]:
             frame.models.add(
                 name=model.name, version=model.version, state=model.state, reason=model.reason, config=model.config
             )
@@ -208,6 +217,9 @@ class Session:
             return
         if not self.is_open:
             return
+        waiting = self._outbox.waiting_bytes
+        if waiting > self._inline_limit:
+            result = self._unread(result, waiting)
 
         def room() -> TensorList:
             wire = self._outbox.frame().result
@@ -227,6 +239,20 @@ class Session:
             return wire.outputs
 
         self._outbox.put_tensors(result.outputs, room)
+
+    def _unread(self, result: StageResult, waiting: int) -> StageResult:
+        """What to answer instead to a gateway that does not read its answers."""
+        if waiting > 2 * self._inline_limit:
+            log.warning("gateway does not read its answers", extra={"gateway": self.gateway})
+            self._lost.set()
+        if not result.outputs or any(tensor.handle is not None for tensor in result.outputs):
+            return result
+        return StageResult(
+            ResourceExhaustedError.status.value[0],
+            f"answers of {waiting} bytes wait for the gateway, at most {self._inline_limit} are kept",
+            version=result.version,
+            timing=result.timing,
+        )
 
     def _take_beat(self, beat: pb.Beat) -> None:
         if beat.echo_ns:

@@ -37,7 +37,7 @@ def write_models(root: Path) -> None:
         model(root / place, f"boom_{place}", "boom")
 
 
-@pytest.fixture(scope="module", params=[("mid",), ("pre", "post"), CHAIN], ids="-".join)
+@pytest.fixture(scope="module", params=[("mid",), CHAIN], ids="-".join)
 async def mesh(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mesh]:
     root = tmp_path_factory.mktemp("repository")
     write_models(root)

@@ -92,7 +92,7 @@ async def test_one_of_two_freezes(mesh: Mesh, ask: Ask) -> None:  # FT02
 async def test_work_in_flight_survives_the_stop_of_its_instance(mesh: Mesh) -> None:
     """Twice over: the registry's news and the drain come in either order."""
     async with mesh.stub() as stub:
-        for _ in range(3):
+        for _ in range(2):
             flying = [
                 asyncio.ensure_future(infer(stub, "slow", x=np.array([900], np.int32), id=f"s{at}")) for at in range(2)
             ]

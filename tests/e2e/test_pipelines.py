@@ -164,7 +164,7 @@ async def test_a_cancel_takes_no_block_from_its_neighbour(mesh: Mesh, stub: Stub
 @pytest.mark.parametrize("name", ["passing", "copying", "adding"])
 async def test_tensors_do_not_travel(mesh: Mesh, stub: Stub, name: str, size: int) -> None:
     """Whatever the size: what the stages read and write is handles."""
-    count = 10
+    count = 5
     sent = [np.full(size // 4, number, np.float32) for number in range(count)]
     by = 3 if name == "adding" else 0
     await infer(stub, name, x=sent[0])

@@ -262,8 +262,11 @@ async def test_the_gateways_own_store(mesh: Mesh, stub: Stub) -> None:
     for _ in range(2):
         await stub.ModelInfer(request("copy", x=ONE), metadata=traceparent("d1" * 16))
         await stub.ModelInfer(request("copy", x=ONE), metadata=traceparent("d2" * 16, "00"))
-    _, both = await mesh.get(f"/api/traces?which={'D1' * 16}")
-    assert len(both) == 2
+    await stub.ModelInfer(request("pass", x=ONE), metadata=traceparent("d1" * 16))
+    _, three = await mesh.get(f"/api/traces?which={'D1' * 16}")
+    assert [each["model"] for each in three] == ["copy", "copy", "pass"]
+    _, last = await mesh.get("/api/traces?which=last&model=copy")
+    assert [(each["trace_id"], each["model"]) for each in last] == [("d1" * 16, "copy")]
     assert (await mesh.get(f"/api/traces?which={'d2' * 16}"))[0] == 404  # its caller wanted no trace
 
 

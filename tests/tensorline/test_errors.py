@@ -36,8 +36,8 @@ async def answer_to(error: BaseException) -> aio.AioRpcError:
     await server.start()
     try:
         async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            call: Any = channel.unary_unary("/t.T/Do")
             with pytest.raises(aio.AioRpcError) as caught:
-                call: Any = channel.unary_unary("/t.T/Do")
                 await call(b"", timeout=5)
         return caught.value
     finally:

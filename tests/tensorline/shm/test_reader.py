@@ -4,7 +4,6 @@ import os
 import random
 import signal
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from subprocess import Popen
 from typing import Any
@@ -57,20 +56,20 @@ def mutated(handle: Handle, others: list[Handle], chance: random.Random) -> Hand
         flipped = bytearray(handle.arena or bytes(16))
         flipped[chance.randrange(len(flipped))] ^= 1 << chance.randrange(8)
         wrong = (bytes(flipped), other.arena, os.urandom(16), b"", handle.arena[:15], handle.arena + b"\0")
-        return replace(handle, arena=chance.choice(wrong))
+        return handle._replace(arena=chance.choice(wrong))
     value: int = getattr(handle, field)
     near = value + chance.choice((-1, 1)) * chance.choice((1, 8, 64, 4096, value))
     edge = chance.choice((-1, 1)) * chance.choice(EDGES)
     changed: dict[str, Any] = {
         field: chance.choice((near, value ^ 1 << chance.randrange(64), edge, getattr(other, field)))
     }
-    return replace(handle, **changed)
+    return handle._replace(**changed)
 
 
 def is_in(handle: Handle, whole: Handle) -> bool:
     """A handle of rows of the block that `whole` is the handle of."""
     end = whole.offset + whole.length
-    same = replace(handle, offset=whole.offset, length=whole.length) == whole
+    same = handle._replace(offset=whole.offset, length=whole.length) == whole
     return same and handle.length >= 0 and whole.offset <= handle.offset <= end - handle.length
 
 
@@ -88,7 +87,7 @@ def test_ten_thousand_mutated_handles_are_refused(
         live = [written(where, os.urandom(chance.choice(sizes))).handle for where in (arena, other) * 8]
         blocks = [written(arena, os.urandom(chance.choice(sizes))) for _ in range(8)]
         freed = [block.handle for block in blocks if block.release()]
-        rows = [replace(whole, offset=whole.offset + 8, length=whole.length - 8) for whole in live if whole.length > 8]
+        rows = [whole._replace(offset=whole.offset + 8, length=whole.length - 8) for whole in live if whole.length > 8]
         refused = 0
         while refused < 10_000:
             handle = chance.choice(live + freed + rows)
@@ -107,7 +106,7 @@ def test_a_freed_header_is_not_a_block_of_generation_zero(arena: Arena, reader: 
     block = written(arena, b"secret")
     block.release()
     with pytest.raises(StaleHandleError):
-        reader.view(replace(block.handle, generation=0))
+        reader.view(block.handle._replace(generation=0))
 
 
 def test_a_block_used_again_under_a_reader_is_noticed(arena: Arena, reader: ArenaReader) -> None:
@@ -195,7 +194,7 @@ def test_mappings_are_bounded_and_descriptors_do_not_leak(directory: ArenaDirect
     assert len(reader._arenas) == 3
     for _ in range(100):
         with pytest.raises(StaleHandleError):
-            reader.view(replace(handles[0], arena=os.urandom(16)))
+            reader.view(handles[0]._replace(arena=os.urandom(16)))
     assert len(os.listdir("/proc/self/fd")) == before + 2 * 3  # ours and mmap's
     reader.close()
     assert len(os.listdir("/proc/self/fd")) == before
@@ -230,7 +229,7 @@ def test_an_arena_is_read_under_its_own_name_alone_not_through_a_link(
     path = directory.path / f"{arena.id.hex()}.arena"
     os.link(path, directory.path / f"{name.hex()}.arena")
     with pytest.raises(StaleHandleError):
-        reader.view(replace(handle, arena=name))
+        reader.view(handle._replace(arena=name))
     path.rename(directory.path / "elsewhere")
     path.symlink_to(directory.path / "elsewhere")
     with pytest.raises(StaleHandleError):

@@ -30,6 +30,9 @@ def submit(number: int, *inputs: pb.Tensor, model: str = "echo", **more: object)
 class RawGateway:
     def __init__(self, call: "aio.StreamStreamCall[pb.Frames, pb.Frames]") -> None:
         self.call = call
+        self.reading = asyncio.Event()
+        """Cleared: it stops to read."""
+        self.reading.set()
         self.received: list[pb.Frame] = []
         self.sizes: list[int] = []
         """Bytes of each message that came."""
@@ -43,6 +46,7 @@ class RawGateway:
 
     async def listen(self) -> None:
         while True:
+            await self.reading.wait()
             message: object = await self.call.read()
             if message is aio.EOF:
                 return

@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import os
 import socket
+import stat
 import struct
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -14,6 +16,7 @@ from grpc import StatusCode, aio
 
 from tensorline.protocol.stubs.tensorline.v1 import stage_pb2 as pb
 from tensorline.rpc.channels import CHUNK_BYTES, MESSAGE_BYTES, PROTOCOL, open_stage_channel
+from tensorline.rpc.connection import HostedModel
 from tensorline.stage.backend import Batch
 from tensorline.tensor import Array
 from tests.leaks import no_leaks
@@ -323,6 +326,38 @@ async def test_no_message_to_a_gateway_is_larger_than_allowed(stage: Stage) -> N
         for number in range(1, 30):
             assert (await raw.result(number)).outputs[0].inline == data
     assert max(raw.sizes) <= MESSAGE_BYTES
+
+
+async def test_a_gateway_that_does_not_read_its_answers_is_refused_more_and_then_left() -> None:
+    """It goes on to ask and to beat; here is no room for the answers of one that never takes them."""
+    async with open_stage(MODELS, inline_limit=4 * MIB, has_lane=False) as stage:
+        async with open_raw_gateway(stage, nonce=b"far") as raw:
+            raw.reading.clear()
+            number = 0
+            async with asyncio.timeout(20):
+                while stage.end.streams:
+                    number += 1
+                    with contextlib.suppress(aio.AioRpcError, asyncio.InvalidStateError):
+                        await raw.say(submit(number, inline("x", b"x" * (400 << 10)), inline_only=True))
+                    await asyncio.sleep(0)
+            waiting = 8 * MIB // (400 << 10)
+            assert waiting < number < 100 * waiting
+
+
+async def test_more_models_than_a_message_holds_do_not_break_the_stream() -> None:
+    async with open_stage(MODELS) as stage, open_caller(stage) as caller:
+        (session,) = stage.end._sessions
+        many = [HostedModel(f"m{at}", "1", "READY", "", bytes(1 << 19)) for at in range(20)]
+        told = caller.told
+        session.send_models(many)
+        await until(lambda: caller.told > told)
+        assert [model.name for model in caller.models] == ["m0", "m1", "m2"]
+        assert (await caller.call("echo", tensor("x", np.zeros(1, np.uint8)))).status == 0
+
+
+async def test_the_sockets_are_private(stage: Stage) -> None:
+    for each in (stage.target.removeprefix("unix:"), stage.identity.lane):
+        assert stat.S_IMODE(os.stat(each).st_mode) == 0o600
 
 
 async def test_a_message_over_the_limit_ends_its_stream_and_no_other(stage: Stage, raw: RawGateway) -> None:
