@@ -242,7 +242,7 @@ class Session:
 
     def _unread(self, result: StageResult, waiting: int) -> StageResult:
         """What to answer instead to a gateway that does not read its answers."""
-        if waiting > 2 * self._inline_limit:
+        if waiting > 2 * self._inline_limit and not self._lost.is_set():
             log.warning("gateway does not read its answers", extra={"gateway": self.gateway})
             self._lost.set()
         if not result.outputs or any(tensor.handle is not None for tensor in result.outputs):

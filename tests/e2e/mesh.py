@@ -245,6 +245,8 @@ class Mesh:
     async def aclose(self, *, is_checked: bool) -> None:
         """End every process, last the gateway; with `is_checked`, each must end well and leave nothing behind."""
         codes: dict[str, int | None] = {}
+        family = [psutil.Process(process.pid) for process in self._processes.values() if process.poll() is None]
+        family += [child for process in family for child in process.children(recursive=True)]
         try:
             for name in sorted(self.names, key=lambda name: name != "gateway"):
                 self._processes[name].send_signal(signal.SIGCONT)
@@ -256,6 +258,10 @@ class Mesh:
                 if process.poll() is None:
                     process.kill()
                     process.wait()
+            # A worker that outlives its parent would make the directory again, with its registry in it.
+            _, alive = await asyncio.to_thread(psutil.wait_procs, family, EXIT_S)
+            for each in alive:
+                each.kill()
         if is_checked:
             assert self.alarms() == []
             assert {name: code for name, code in codes.items() if code} == {}

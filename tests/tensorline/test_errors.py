@@ -19,6 +19,8 @@ from tensorline.errors import (
     error_for_status,
 )
 
+pytestmark = pytest.mark.usefixtures("one_loop")
+
 KINDS = [getattr(errors, name) for name in errors.__all__ if name.endswith("Error")]
 
 

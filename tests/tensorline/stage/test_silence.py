@@ -86,6 +86,10 @@ async def stage_process(path: Path, repository: Path) -> AsyncIterator[tuple["su
             process.kill()
 
 
+def left_in(path: Path) -> list[str]:
+    return [each.name for each in path.rglob("*") if not each.is_dir()]
+
+
 def sockets(path: Path) -> list[Path]:
     return [each for each in (path / "sockets").glob("*.sock") if not each.stem.endswith("-lane")]
 
@@ -158,3 +162,20 @@ async def test_a_killed_gateways_leases_end_in_a_second() -> None:
         await until(lambda: stage.arena.leases == 0)
         assert time.monotonic() - started < 1.0
         assert stage.end.in_flight == 0
+
+
+async def test_an_idle_stage_with_an_open_stream_stops_in_two_seconds_and_leaves_nothing(
+    path: Path, tmp_path: Path
+) -> None:
+    async with stage_process(path, tmp_path) as (process, target), pending(path, target) as gateway:
+        _, held = gateway.submit_to("big")
+        await until(lambda: held)
+        assert held[0].outputs[0].handle is not None
+        gateway.connection.release([held[0].outputs[0].handle])
+        process.terminate()
+        started = time.monotonic()
+        await gateway.wait_ended()
+        assert gateway.connection.is_draining
+        assert await asyncio.to_thread(process.wait, 5.0) == 0
+        assert time.monotonic() - started < 2.0
+    assert left_in(path) == ["nonce"]
