@@ -12,7 +12,7 @@ def anyio_backend() -> tuple[str, dict[str, bool]]:
 
 
 @pytest.fixture(scope="module")
-async def one_loop() -> AsyncIterator[None]:
+async def one_loop(anyio_backend: object) -> AsyncIterator[None]:
     """For modules that open gRPC servers and channels: all their tests share a loop.
 
     gRPC polls once for the whole process. What it still has for a loop that was closed meanwhile is raised in the next

@@ -134,8 +134,10 @@ class RunningBatch:
 
     def _allocate(self, size: int) -> Block:
         arena = self._plane.arena
-        # The loop never waits; an instance's thread may, since only the loop's releases make room.
-        return arena.allocate_blocking(size, ARENA_WAIT_S) if self._may_wait else arena.allocate(size)
+        if not self._may_wait:  # on the loop, whose releases make the room
+            return arena.allocate(size)
+        left = max(request.deadline for request in self.requests) - time.monotonic()
+        return arena.allocate_blocking(size, min(ARENA_WAIT_S, max(0.0, left)))
 
 
 class Execution:
@@ -209,7 +211,9 @@ class Execution:
         """Log lines and spans of the model's own code belong to the (first) request."""
         if not self._plane.attaches_context:
             return contextlib.nullcontext()
-        return stage_span_scope(request.trace_id, request.span_id, request.trace_flags, request.request_id)
+        return stage_span_scope(
+            request.trace_id, request.span_id, request.trace_flags, request.request_id, request.tracestate
+        )
 
     def _read_inputs(self) -> tuple[list[StageRequest], list[dict[str, Array]]]:
         live: list[StageRequest] = []

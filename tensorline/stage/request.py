@@ -30,6 +30,7 @@ class StageRequest:
     trace_id: bytes = b""
     span_id: bytes = b""
     trace_flags: int = 0
+    tracestate: str = ""
     rows: int = 1
     is_cancelled: bool = False
     received_ns: int = 0

@@ -196,6 +196,7 @@ class Session:
             wire.trace_id,
             wire.span_id,
             wire.trace_flags,
+            wire.tracestate,
             received_ns=received_ns,
         )
         # Known before it is admitted: an instant model answers before `submit` returns.

@@ -42,9 +42,9 @@ def stage_context(trace_id: bytes, span_id: bytes, flags: int, state: str = "") 
 
 
 @contextlib.contextmanager
-def stage_span_scope(trace_id: bytes, span_id: bytes, flags: int, request_id: str) -> Iterator[None]:
+def stage_span_scope(trace_id: bytes, span_id: bytes, flags: int, request_id: str, state: str = "") -> Iterator[None]:
     """While the block runs, spans and log lines of this thread belong to that request."""
-    token = context.attach(stage_context(trace_id, span_id, flags))
+    token = context.attach(stage_context(trace_id, span_id, flags, state))
     try:
         with logged_request(trace_id, span_id, request_id):
             yield

@@ -31,8 +31,9 @@ def test_a_stages_context_is_the_gateways_span() -> None:
 
 def test_while_a_batch_runs_spans_and_lines_are_its_requests() -> None:
     lines = LogLines(io.BytesIO(), "s", "i", json=True)
-    with stage_span_scope(TRACE, SPAN, 1, "r-1"):
+    with stage_span_scope(TRACE, SPAN, 1, "r-1", "vendor=1"):
         assert trace.get_current_span().get_span_context().span_id.to_bytes(8, "big") == SPAN
+        assert trace.get_current_span().get_span_context().trace_state.to_header() == "vendor=1"
         inside = json.loads(lines.line("info", "x", {}))
     assert (inside["trace_id"], inside["request_id"]) == (TRACE.hex(), "r-1")
     assert not trace.get_current_span().get_span_context().is_valid
