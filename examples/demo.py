@@ -29,7 +29,7 @@ from tensorline.cli.failure import CommandError
 from tensorline.cli.lines import KeptOutput
 from tensorline.cli.mesh import SERVICES, Mesh, Plan, open_mesh, plan_mesh
 from tensorline.cli.ports import check_free
-from tensorline.settings import default_mesh_directory
+from tensorline.directories import default_mesh_directory
 
 __all__ = ["Answer", "classify", "leftovers", "main", "plan_demo"]
 

@@ -130,7 +130,7 @@ class Mesh:
             except TensorlineError as error:
                 connection_lost = str(error)
             except Exception as error:  # one instance's trouble must not end the watch over the others
-                log.exception("stage stream failed", extra={"instance": instance.id})
+                log.exception("stage stream failed", extra={"stage": instance.id})
                 connection_lost = type(error).__name__
             finally:
                 if self._streams.get(place) is opened:
@@ -139,9 +139,9 @@ class Mesh:
                 self._hear(place)
             if opened is not None:
                 delay = RETRY_FIRST_S
-                log.info("stage left", extra={"instance": instance.id, "cause": connection_lost})
+                log.info("stage left", extra={"stage": instance.id, "cause": connection_lost})
             else:
-                log.debug("stage not reached", extra={"instance": instance.id, "cause": connection_lost})
+                log.debug("stage not reached", extra={"stage": instance.id, "cause": connection_lost})
             if place not in self._wanted:
                 self._instances.pop(instance, None)
                 return
@@ -169,7 +169,7 @@ class Mesh:
         self._by_arena[connection.arena] = connection
         log.info(
             "stage joined",
-            extra={"instance": connection.instance_id, "service": connection.service, "near": connection.is_colocated},
+            extra={"stage": connection.instance_id, "near": connection.is_colocated},
         )
 
     def _models(self, connection: StageConnection, models: list[HostedModel]) -> None:

@@ -10,6 +10,7 @@ from gateway.models import Models, ServedModel
 from gateway.plane import GatewayPlane
 from gateway.runner import RequestRunner
 from tensorline.errors import (
+    DeadlineError,
     InternalError,
     OverloadedError,
     TensorlineError,
@@ -28,6 +29,8 @@ __all__ = ["GatewayLimits", "InferenceService"]
 log = logging.getLogger(__name__)
 
 CANCELLED = 1
+CLOSE_S = 0.02
+"""Before the deadline: a cancellation that comes so late is the deadline's."""
 
 
 class GatewayLimits:
@@ -105,7 +108,12 @@ class InferenceService:
             record.status, record.error = error.status.value[0], str(error)
             raise
         except asyncio.CancelledError:
-            record.status, record.error = CANCELLED, "the client cancelled the request"
+            # A client whose deadline passes cancels too, a moment before or after we notice ourselves.
+            if time.monotonic() >= deadline - CLOSE_S:
+                record.status = DeadlineError.status.value[0]
+                record.error = "the deadline passed before the answer was ready"
+            else:
+                record.status, record.error = CANCELLED, "the client cancelled the request"
             raise
         except Exception as error:
             log.exception("request failed", extra={"model": request.model, "request_id": request.id})

@@ -2,9 +2,7 @@
 
 import difflib
 import logging
-import os
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -20,18 +18,12 @@ from pydantic import (
     field_validator,
 )
 
+from tensorline.directories import default_mesh_directory
 from tensorline.errors import ConfigError
 
-__all__ = ["PREFIX", "MeshSettings", "StageSettings", "default_mesh_directory", "read_settings"]
+__all__ = ["PREFIX", "MeshSettings", "StageSettings", "read_settings"]
 
 PREFIX = "TENSORLINE_"
-
-
-def default_mesh_directory() -> Path:
-    """Of the current user, in memory where the system has a tmpfs for that."""
-    shared = Path("/dev/shm")  # noqa: S108 - the directory below is made 0700 and its owner is checked
-    root = shared if shared.is_dir() else Path(tempfile.gettempdir())
-    return root / f"tensorline-{os.getuid()}"
 
 
 class MeshSettings(BaseModel):
@@ -45,7 +37,7 @@ class MeshSettings(BaseModel):
     """file:///dir, consul://host:port, static://a:1,b:2 or dns://name:port; empty: files in the mesh directory."""
     model_repository: list[Path] = Field(default_factory=list)
     """Model repositories; in the environment separated by colons."""
-    arena_bytes: Annotated[ByteSize, Field(gt=0)] = ByteSize(256 << 20)
+    arena_bytes: Annotated[ByteSize, Field(ge=1 << 20)] = ByteSize(256 << 20)
     """Limit of this process's arena. It grows on demand and never shrinks."""
     inline_bytes: ByteSize = ByteSize(4 << 10)
     """Tensors up to this size travel in the frame; bigger ones as handles."""

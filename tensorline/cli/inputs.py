@@ -90,7 +90,10 @@ def fit(array: Array, wanted: Wanted) -> Array:
     # Of several free dimensions the last one takes all elements; a lone value is one of each.
     shape = [1 if axis in free[:-1] else size for axis, size in enumerate(wanted.shape)]
     if array.size == 1:
-        return np.full([abs(size) for size in wanted.shape], array.reshape(())[()], dtype=array.dtype)
+        filled = np.empty([abs(size) for size in wanted.shape], dtype=array.dtype)
+        # Not np.full: it makes an array of the value first, and one of bytes loses its trailing NULs.
+        filled.reshape(-1)[:] = [array.reshape(-1)[0]] * filled.size
+        return filled
     try:
         return array.reshape(shape)
     except ValueError:

@@ -2,12 +2,14 @@
 
 import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tensorline.cli import flags
 from tensorline.cli.environment import GATEWAY_FIELDS, PREFIX, STAGE_FIELDS, check_environment, environment_of
+from tensorline.cli.failure import UsageError
 from tensorline.cli.triton import is_true, sort_out
 
 __all__ = ["add_to"]
@@ -61,10 +63,18 @@ def up(
     """Run a gateway and its services on this machine."""
     import uvloop
 
+    from tensorline.cli.claim import claim_mesh
     from tensorline.cli.mesh import plan_mesh
     from tensorline.cli.serve import chosen_services
     from tensorline.cli.up import run_up, screen_of_stderr
+    from tensorline.directories import default_mesh_directory
+    from tensorline.discovery import parse_discovery_url
+    from tensorline.errors import ConfigError
 
+    try:  # told here once, and not by each process
+        parse_discovery_url(discovery or os.environ.get(f"{PREFIX}DISCOVERY") or "file:///any")
+    except ConfigError as error:
+        raise UsageError(f"--discovery: {error}") from error
     _warn(sort_out(context.args, flags.names_of(context)))
     check_environment(os.environ)
     must_start = is_true("--exit-on-error", exit_on_error)
@@ -95,8 +105,12 @@ def up(
         log_json=os.environ.get(f"{PREFIX}LOG_JSON", not sys.stderr.isatty()),
     )
     plan = plan_mesh(values, chosen_services(services, service or []), os.environ)
-    screen = screen_of_stderr(max(len(program.name) for program in plan.programs))
-    uvloop.run(run_up(plan, screen, must_start=must_start))
+    named = mesh_directory or os.environ.get(f"{PREFIX}MESH_DIRECTORY")
+    with claim_mesh(Path(named or default_mesh_directory()), may_join=bool(named)) as is_alone:
+        if not is_alone:
+            _warn([f"this joins the mesh that runs in {named}: its gateways and services are shared"])
+        screen = screen_of_stderr(max(len(program.name) for program in plan.programs))
+        uvloop.run(run_up(plan, screen, must_start=must_start))
 
 
 def gateway(

@@ -125,7 +125,8 @@ class StageConnection:
         if not self.is_open:
             raise UnavailableError("the stage is gone")
         # Text is counted only where there may be much of it.
-        text_bytes = _text_bytes(work) if work.parameters or work.outputs or len(work.request_id) > 128 else 0
+        is_long = work.parameters or len(work.request_id) > 128 or len(work.outputs) > 32
+        text_bytes = _text_bytes(work) if is_long else 0
         self._next_id += 1
         number = self._next_id
 
@@ -201,7 +202,7 @@ class StageConnection:
                 for task in (read, move, beat):
                     task.cancel()
         except* (aio.AioRpcError, asyncio.InvalidStateError, TensorlineError, TimeoutError, aio.UsageError) as errors:
-            log.warning("stage stream ended", extra={"instance": self.instance_id, "cause": _first_cause(errors)})
+            log.warning("stage stream ended", extra={"stage": self.instance_id, "cause": _first_cause(errors)})
         finally:
             if lane is not None:
                 lane.close()
@@ -230,7 +231,7 @@ class StageConnection:
         try:
             on_result(result)
         except Exception:  # one request's trouble is not that of the others on this stream
-            log.exception("a result's taker failed", extra={"instance": self.instance_id})
+            log.exception("a result's taker failed", extra={"stage": self.instance_id})
 
     async def _read(self) -> None:
         while True:
@@ -255,7 +256,7 @@ class StageConnection:
                 self._chunks.add(frame.chunk)
             except TensorlineError as error:
                 # The Result that refers to these chunks will be refused; the stream lives on.
-                log.warning("chunk refused", extra={"instance": self.instance_id, "cause": str(error)})
+                log.warning("chunk refused", extra={"stage": self.instance_id, "cause": str(error)})
         elif kind == "beat":
             self._take_beat(frame.beat)
         elif kind == "models":
@@ -265,7 +266,7 @@ class StageConnection:
             self.max_in_flight = frame.credit.max_in_flight
         elif kind == "drain":
             self.is_draining = True
-            log.info("stage drains", extra={"instance": self.instance_id})
+            log.info("stage drains", extra={"stage": self.instance_id})
             self._on_models(self, self._models)  # none of them is to be had here any more
         else:
             self.unknown_frames += 1
@@ -391,7 +392,7 @@ async def _lane_of(hello: pb.Hello) -> Lane | None:
     try:
         return await open_lane(hello.lane, HELLO_S)
     except (OSError, TimeoutError) as error:
-        log.warning("no local lane to a stage", extra={"instance": hello.instance_id, "cause": str(error)})
+        log.warning("no local lane to a stage", extra={"stage": hello.instance_id, "cause": str(error)})
         return None
 
 

@@ -2,7 +2,7 @@
 
 from tensorline.shm.arena import Arena, open_arena
 from tensorline.shm.blocks import Block
-from tensorline.shm.directory import ArenaDirectory, default_directory, open_directory
+from tensorline.shm.directory import ArenaDirectory, open_directory
 from tensorline.shm.janitor import run_janitor, sweep
 from tensorline.shm.leases import Leases
 from tensorline.shm.reader import ArenaReader
@@ -15,7 +15,6 @@ __all__ = [
     "ArenaReader",
     "Block",
     "Leases",
-    "default_directory",
     "open_arena",
     "open_directory",
     "run_janitor",

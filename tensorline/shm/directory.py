@@ -4,7 +4,6 @@ import contextlib
 import os
 import secrets
 import stat
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -12,7 +11,7 @@ from typing import Final
 from tensorline.errors import ConfigError
 from tensorline.shm.layout import temporary_name
 
-__all__ = ["ArenaDirectory", "default_directory", "memory_limit", "open_directory"]
+__all__ = ["ArenaDirectory", "memory_limit", "open_directory"]
 
 NONCE_NAME: Final = "nonce"
 NONCE_BYTES: Final = 16
@@ -44,13 +43,6 @@ class ArenaDirectory:
             raise ConfigError(
                 f"an arena of {_bytes(arena_bytes)} does not fit: the memory limit of this container is {_bytes(limit)}"
             )
-
-
-def default_directory() -> Path:
-    """Of this user, in memory where the system has /dev/shm."""
-    shared = Path("/dev/shm")  # noqa: S108 - the directory made in it is 0700 and its owner is checked
-    parent = shared if shared.is_dir() else Path(tempfile.gettempdir())
-    return parent / f"tensorline-{os.geteuid()}"
 
 
 def open_directory(path: Path) -> ArenaDirectory:

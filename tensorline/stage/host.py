@@ -122,7 +122,7 @@ class ModelHost:
                 try:
                     await _on_thread(instance.close)
                 except Exception:
-                    log.exception("instance did not close", extra={"instance": name})
+                    log.exception("instance did not close", extra={"model_instance": name})
             slot.state, slot.reason = UNAVAILABLE, _reason(error)
             log.error(
                 "failed to load model",

@@ -68,4 +68,4 @@ class InstanceWorker:
         try:
             self._instance.close()
         except BaseException:  # its code may exit: the thread is over anyway
-            log.exception("instance did not close", extra={"instance": self.name})
+            log.exception("instance did not close", extra={"model_instance": self.name})

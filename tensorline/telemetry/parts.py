@@ -16,7 +16,7 @@ COMPUTE: Final = ("compute_input", "compute_infer", "compute_output")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Kind "gateway", "hop", "queue" or "compute"; `model` "" for the gateway's own work."""
+    """Kind "gateway", "hop", "silence", "queue" or "compute"; `model` "" for the gateway's own work."""
 
     kind: str
     model: str
@@ -28,6 +28,8 @@ class Part:
                 return "the gateway's own work"
             case "hop":
                 return f"the hop to {self.model}"
+            case "silence":
+                return f"the wait for {self.model}, which did not answer,"
             case "queue":
                 return f"the queue of {self.model}"
         return f"compute of {self.model}"
@@ -62,7 +64,8 @@ def parts_of(trace: TraceView) -> list[Part]:
     for step in steps:
         phases = [span for span in children[step["span_id"]] if span["name"] in ("queue", *COMPUTE)]
         model = step["name"]
-        sums["hop", model] += _total(uncovered(step["start_ns"], step["end_ns"], map(_interval, phases)))
+        # A stage that answers sends its times along: without any, all that is known is that nothing came.
+        sums["hop" if phases else "silence", model] += _total(uncovered(step["start_ns"], step["end_ns"], map(_interval, phases)))
         for span in phases:
             sums["queue" if span["name"] == "queue" else "compute", model] += span["end_ns"] - span["start_ns"]
     parts = [Part(kind, model, duration) for (kind, model), duration in sums.items()]

@@ -3,8 +3,9 @@ from pathlib import Path
 import pytest
 
 from gateway.settings import GatewaySettings
+from tensorline.directories import default_mesh_directory
 from tensorline.errors import ConfigError
-from tensorline.settings import MeshSettings, StageSettings, default_mesh_directory, read_settings
+from tensorline.settings import MeshSettings, StageSettings, read_settings
 
 
 def test_nothing_set_gives_the_defaults() -> None:

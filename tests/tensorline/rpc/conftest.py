@@ -11,8 +11,3 @@ def path() -> Iterator[Path]:
     """A directory for sockets and arenas."""
     with mesh_directory() as path:
         yield path
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_loop(one_loop: None) -> None:
-    """See tests/conftest.py."""

@@ -23,6 +23,8 @@ from tests.tensorline.rpc.carriers import open_raw_server
 from tests.tensorline.rpc.scripted import ARENA, Gateway, ScriptedStage, frames, hello, open_gateway, open_scripted
 from tests.tensorline.stage.pair import until
 
+pytestmark = pytest.mark.usefixtures("one_loop")
+
 MIB = 1 << 20
 UNAVAILABLE = StatusCode.UNAVAILABLE.value[0]
 X = Tensor("x", "UINT8", (3,), b"abc")

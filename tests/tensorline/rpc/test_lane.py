@@ -16,6 +16,8 @@ from tensorline.rpc.channels import MESSAGE_BYTES
 from tensorline.rpc.lane import FULL_BYTES, TOKEN_BYTES, Lane, open_lane
 from tests.tensorline.stage.pair import until
 
+pytestmark = pytest.mark.usefixtures("one_loop")
+
 TOKEN = bytes(range(TOKEN_BYTES))
 
 

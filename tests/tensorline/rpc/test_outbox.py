@@ -16,6 +16,8 @@ from tensorline.tensor import Handle, Tensor
 from tests.tensorline.rpc.carriers import CARRIERS, Carrier
 from tests.tensorline.stage.pair import until
 
+pytestmark = pytest.mark.usefixtures("one_loop")
+
 MIB = 1 << 20
 
 

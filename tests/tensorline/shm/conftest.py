@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tensorline.shm import Arena, ArenaDirectory, ArenaReader, default_directory, open_directory
+from tensorline.directories import default_mesh_directory
+from tensorline.shm import Arena, ArenaDirectory, ArenaReader, open_directory
 
 Spawn = Callable[..., "subprocess.Popen[str]"]
 
@@ -21,7 +22,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 def directory() -> Iterator[ArenaDirectory]:
-    path = Path(tempfile.mkdtemp(prefix="tensorline-test-", dir=default_directory().parent))
+    path = Path(tempfile.mkdtemp(prefix="tensorline-test-", dir=default_mesh_directory().parent))
     try:
         yield open_directory(path)
     finally:

@@ -13,8 +13,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
+from tensorline.directories import default_mesh_directory
 from tensorline.errors import InvalidTensorError, ResourceExhaustedError, StaleHandleError, UnavailableError
-from tensorline.shm import Arena, ArenaDirectory, ArenaReader, Block, default_directory, open_arena, open_directory
+from tensorline.shm import Arena, ArenaDirectory, ArenaReader, Block, open_arena, open_directory
 from tensorline.tensor import Handle
 
 MIB = 1 << 20
@@ -45,7 +46,7 @@ class Blocks(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.path = Path(tempfile.mkdtemp(prefix="tensorline-test-", dir=default_directory().parent))
+        self.path = Path(tempfile.mkdtemp(prefix="tensorline-test-", dir=default_mesh_directory().parent))
         directory = open_directory(self.path)
         self.arena = Arena(directory, MIB, first_segment_bytes=64 << 10)
         self.reader = ArenaReader(directory)

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from tensorline.directories import default_mesh_directory
 from tensorline.errors import ConfigError
-from tensorline.shm import ArenaDirectory, default_directory, open_directory
+from tensorline.shm import ArenaDirectory, open_directory
 from tensorline.shm.directory import memory_limit
 
 
@@ -104,4 +105,4 @@ def test_the_memory_limit_of_version_1(tmp_path: Path) -> None:
 
 
 def test_the_default_is_of_this_user() -> None:
-    assert default_directory() == Path(f"/dev/shm/tensorline-{os.geteuid()}")
+    assert default_mesh_directory() == Path(f"/dev/shm/tensorline-{os.geteuid()}")

@@ -12,6 +12,8 @@ from tensorline.stage import mappings
 from tensorline.stage.mappings import GoneArenas, forget_gone_arenas
 from tests.tensorline.stage.pair import MIB, until
 
+pytestmark = pytest.mark.usefixtures("one_loop")
+
 ONE, TWO = f"{'1' * 32}.arena", f"{'2' * 32}.arena"
 
 

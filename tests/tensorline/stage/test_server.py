@@ -19,6 +19,8 @@ from tensorline.tensor import Array, Handle, Tensor, datatype_of
 from tests.leaks import no_leaks
 from tests.tensorline.stage.pair import MIB, Caller, Model, Stage, config, open_caller, open_stage, tensor, until
 
+pytestmark = pytest.mark.usefixtures("one_loop")
+
 BIG = 50_000
 """Elements that do not travel inline."""
 NEAR_AND_FAR = ["lane", "stream", "far"]

@@ -23,6 +23,8 @@ from tests.leaks import no_leaks
 from tests.tensorline.stage.pair import MIB, Model, Stage, config, open_caller, open_stage, tensor, until
 from tests.tensorline.stage.raw import RawGateway, frame, inline, open_raw_gateway, submit
 
+pytestmark = pytest.mark.usefixtures("one_loop")
+
 INVALID = StatusCode.INVALID_ARGUMENT.value[0]
 
 

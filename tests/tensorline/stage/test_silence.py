@@ -12,11 +12,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tensorline.stage.backend import Batch
 from tensorline.tensor import Array
 from tests.tensorline.rpc.scripted import Gateway, open_gateway
 from tests.tensorline.stage.pair import Model, Stage, config, open_caller, open_stage, tensor, until
+
+pytestmark = pytest.mark.usefixtures("one_loop")
 
 ROOT = Path(__file__).resolve().parents[3]
 GATEWAY = Path(__file__).with_name("gateway_process.py")
