@@ -204,15 +204,16 @@ class RequestRunner:
         record.clock_offset, record.clock_error = connection.clock.offset_ns, connection.clock.error_ns
         if result.version:
             record.version = self.version = result.version
+        has_handles = any(tensor.handle is not None for tensor in result.outputs)
+        if has_handles:
+            self._ledger.hold(result.outputs, self._steps.step_inputs(step))
         if self._done is None or self._done.done():
-            self._ledger.hold(result.outputs)
             self._ledger.drop(result.outputs)
             return
         if result.status:
             record.status, record.error = result.status, result.error
             self._take_failure(step, connection, record, result)
             return
-        self._ledger.hold(result.outputs)
         try:
             ready, released = self._steps.complete(step, result.outputs)
         except TensorlineError as error:

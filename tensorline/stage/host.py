@@ -8,11 +8,13 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 from tensorline.config import ModelConfig, scan, with_devices
+from tensorline.config.model import QueuePolicy
+from tensorline.config.values import config_to_message
 from tensorline.errors import BackendError, ConfigError, NotFoundError, TensorlineError, UnavailableError
 from tensorline.rpc.connection import HostedModel
 from tensorline.stage.backend import Backends, Device, Instance, ModelDirectory
@@ -211,14 +213,18 @@ def _check_supported(config: ModelConfig) -> None:
     Raises:
         ConfigError: the model counts on a scheduler of a later release; running it otherwise would be wrong in silence.
     """
+    batching, message = config.dynamic_batching, config_to_message(config)
     missing = {
         "sequence_batching": config.sequence_batching is not None,
         "model_transaction_policy { decoupled: true }": config.decoupled,
         "response_cache": config.response_cache,
-        "dynamic_batching.preserve_ordering": config.dynamic_batching is not None
-        and config.dynamic_batching.preserve_ordering,
-        "dynamic_batching.priority_levels": config.dynamic_batching is not None
-        and config.dynamic_batching.priority_levels > 0,
+        "dynamic_batching.preserve_ordering": batching is not None and batching.preserve_ordering,
+        "dynamic_batching.priority_levels": batching is not None and batching.priority_levels > 0,
+        "dynamic_batching.default_queue_policy": batching is not None
+        and replace(batching.default_queue_policy, max_queue_size=0) != QueuePolicy(),
+        "dynamic_batching.priority_queue_policy": batching is not None and bool(batching.priority_queue_policy),
+        "batch_input": bool(message.batch_input),
+        "batch_output": bool(message.batch_output),
         "allow_ragged_batch": any(spec.allow_ragged_batch for spec in config.inputs),
         "is_shape_tensor": any(spec.is_shape_tensor for spec in (*config.inputs, *config.outputs)),
     }

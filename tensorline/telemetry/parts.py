@@ -65,7 +65,8 @@ def parts_of(trace: TraceView) -> list[Part]:
         phases = [span for span in children[step["span_id"]] if span["name"] in ("queue", *COMPUTE)]
         model = step["name"]
         # A stage that answers sends its times along: without any, all that is known is that nothing came.
-        sums["hop" if phases else "silence", model] += _total(uncovered(step["start_ns"], step["end_ns"], map(_interval, phases)))
+        kind = "hop" if phases else "silence"
+        sums[kind, model] += _total(uncovered(step["start_ns"], step["end_ns"], map(_interval, phases)))
         for span in phases:
             sums["queue" if span["name"] == "queue" else "compute", model] += span["end_ns"] - span["start_ns"]
     parts = [Part(kind, model, duration) for (kind, model), duration in sums.items()]

@@ -38,7 +38,7 @@ def test_whatever_happens_each_hold_ends_in_one_return(actions: list[tuple[bool,
     expected = 0
     for is_hold, block in actions:
         if is_hold:
-            ledger.hold([tensor(block)])
+            ledger.hold([tensor(block)], inputs=[tensor(block)] if live.get(block) else [])
             live[block] = live.get(block, 0) + 1
         else:
             ledger.drop([tensor(block)])
@@ -50,3 +50,21 @@ def test_whatever_happens_each_hold_ends_in_one_return(actions: list[tuple[bool,
     assert len(returned) == expected + sum(1 for count in live.values() if count)
     ledger.close()
     assert len(returned) == expected + sum(1 for count in live.values() if count)
+
+
+def test_two_steps_in_one_batch_have_a_lease_each() -> None:
+    returned: list[Handle] = []
+    ledger = Ledger(returned.append)
+    ledger.hold([tensor(1)])
+    ledger.hold([tensor(1)])
+    ledger.drop([tensor(1), tensor(1)])
+    assert [handle.block for handle in returned] == [1, 1]
+
+
+def test_a_tensor_that_is_passed_on_brings_no_lease() -> None:
+    returned: list[Handle] = []
+    ledger = Ledger(returned.append)
+    ledger.hold([tensor(1)])
+    ledger.hold([tensor(1)], inputs=[tensor(1)])
+    ledger.close()
+    assert [handle.block for handle in returned] == [1]
