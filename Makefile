@@ -39,8 +39,8 @@ TESTS := tests/test_rooms.py tests/deploy tests/examples tests/services tests/ga
 test: prepare
 	@for part in $(TESTS); do \
 		case $$part in */__pycache__/) continue ;; esac; \
-		$(BIN)/python -m pytest -q $(ARGS) $$part || \
-		$(BIN)/python -m pytest -q --last-failed --last-failed-no-failures none $(ARGS) $$part || exit 1; \
+		$(BIN)/python -m pytest $(ARGS) $$part || \
+		$(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(ARGS) $$part || exit 1; \
 	done
 
 check: lint types test
