@@ -249,7 +249,3 @@ class ChunkStore:
         """Nobody will take these, if they are here."""
         for chunk_id in chunk_ids:
             self.held_bytes -= self._parts.pop(chunk_id, (0, b""))[0]
-
-
-def tensors_byte_size(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.byte_size for tensor in tensors)

@@ -65,6 +65,7 @@ class Transport(HTTPClient):  # type: ignore[misc]  # py-consul has no types
         async with request as answer:
             return callback(Response(answer.status, answer.headers, await answer.text(encoding="utf-8")))
 
+    # py-consul asks for these two of every transport; nothing that we call uses them.
     def post(self, *_: object, **__: object) -> Any:
         raise NotImplementedError
 
@@ -76,7 +77,7 @@ class Transport(HTTPClient):  # type: ignore[misc]  # py-consul has no types
         await self._queries.close()
 
 
-class Client(Consul):  # type: ignore[misc]
+class Client(Consul):  # type: ignore[misc]  # py-consul has no types
     """py-consul over a `Transport`."""
 
     def __init__(self, transport: Transport) -> None:
