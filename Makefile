@@ -31,17 +31,8 @@ up: $(DEMO)
 	@$(BIN)/python -m examples.prepare
 	@exec $(BIN)/tensorline up --model-repository $(MODELS) $(ARGS)
 
-# A process for each part: grpc and pytest keep state of their own that must not reach from one part into the next. What
-# fails is tried once more, alone: the tests of real processes share two cores with whatever else runs.
-TESTS := tests/test_rooms.py tests/deploy tests/examples tests/services tests/gateway $(wildcard tests/tensorline/*/) \
-	$(wildcard tests/tensorline/test_*.py) $(wildcard tests/e2e/test_*.py)
-
 test: prepare
-	@for part in $(TESTS); do \
-		case $$part in */__pycache__/) continue ;; esac; \
-		$(BIN)/python -m pytest $(ARGS) $$part || \
-		$(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(ARGS) $$part || exit 1; \
-	done
+	@$(BIN)/python -m pytest $(ARGS)
 
 check: lint types test
 

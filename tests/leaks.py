@@ -18,7 +18,7 @@ import psutil
 
 from tensorline.shm import Arena
 
-__all__ = ["LeakError", "Snapshot", "no_leaks"]
+__all__ = ["LeakError", "Snapshot", "no_leaks", "opened_in"]
 
 WITHIN_S = 5.0
 DESCRIPTORS = 3
@@ -100,6 +100,11 @@ def _work_of(task: "asyncio.Task[object]") -> str:
 
 def _names(directory: Path) -> list[str]:
     return [str(path.relative_to(directory)) for path in directory.rglob("*") if not path.is_dir()]
+
+
+def opened_in(directory: Path) -> list[str]:
+    """What this process's descriptors are open on in `directory`; a removed file ends in "(deleted)"."""
+    return [target for target in _targets() if target.startswith(f"{directory}/")]
 
 
 def _targets() -> list[str]:

@@ -38,7 +38,7 @@ print("gateway is told", json.dumps({k: v for k, v in os.environ.items() if k.st
 
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
-        services = [path.name for path in mesh.iterdir()]
+        services = [path.name for path in mesh.iterdir() if path.name in ("preprocess", "model", "postprocess")]
         path = self.path.partition("?")[0]
         if path == "/v2/health/ready":
             return self.answer(200 if len(services) == 3 else 400, {})

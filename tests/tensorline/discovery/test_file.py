@@ -233,7 +233,7 @@ async def test_no_descriptor_is_left(directory: Path) -> None:
         for number in range(10):
             await registry.deregister(f"many-{number}")
         await watcher.wait_for(lambda seen: len(seen) == 10)
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
 
 
 async def test_a_look_at_fifty_unchanged_entries_is_short_enough_for_the_loop(directory: Path) -> None:
@@ -271,4 +271,4 @@ async def test_a_closed_registry_opens_nothing_again(directory: Path) -> None:
         await theirs.aclose()
         before = open_descriptors()
         assert [seen async for seen in theirs.watch()] == []
-        assert open_descriptors() == before
+        assert open_descriptors() <= before

@@ -1,6 +1,5 @@
 import asyncio
 import gc
-import os
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +9,7 @@ from tensorline.errors import StaleHandleError
 from tensorline.shm import Arena, ArenaReader, open_directory
 from tensorline.stage import mappings
 from tensorline.stage.mappings import GoneArenas, forget_gone_arenas
+from tests.leaks import opened_in
 from tests.tensorline.stage.pair import MIB, until
 
 pytestmark = pytest.mark.usefixtures("one_loop")
@@ -28,9 +28,7 @@ def test_an_arena_is_forgotten_once_and_only_after_its_rest() -> None:
 
 
 def mapped(path: Path) -> list[str]:
-    links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
-    targets = [os.readlink(link) for link in links if os.path.lexists(link)]
-    return [target for target in targets if target.startswith(str(path)) and target.endswith("(deleted)")]
+    return [target for target in opened_in(path) if target.endswith("(deleted)")]
 
 
 async def test_a_peers_memory_is_let_go_after_its_end(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
