@@ -2,80 +2,42 @@
 
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import grpc
 from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import Message
 from grpc import aio
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from gateway.operations import Operation, Operations
 from gateway.readiness import Readiness
 from gateway.service import InferenceService
-from tensorline import __version__
 from tensorline.errors import ResourceExhaustedError, UnavailableError, answering
 from tensorline.protocol.reflected import BothPools
 from tensorline.protocol.stubs.inference import grpc_service_pb2 as pb
 from tensorline.protocol.wire import decode_request_wire, encode_response_wire
 
-__all__ = ["EXTENSIONS", "KServeFrontEnd", "make_grpc_server"]
+__all__ = ["KServeFrontEnd", "make_grpc_server"]
 
 SERVICE = "inference.GRPCInferenceService"
 INFER = f"{SERVICE}/ModelInfer"
-EXTENSIONS = ("classification", "model_configuration", "parameters")
 PUSHBACK_MS = 100
-TAKES_BYTES = ("ModelInfer",)
-"""Methods that get and give a message's wire form: large tensors are then not copied by protobuf."""
 Context = Any  # aio.ServicerContext[Request, Response]: each method has its own pair
 
 
 class KServeFrontEnd:
-    """The methods of this release; every other answers UNIMPLEMENTED, as gRPC does for a method that is not there."""
+    """The methods that are there; every other answers UNIMPLEMENTED, as gRPC does for one that it does not know."""
 
-    def __init__(self, service: InferenceService, readiness: Readiness, server_id: str, max_message_bytes: int) -> None:
+    def __init__(self, service: InferenceService, operations: Operations, max_message_bytes: int) -> None:
+        self.operations = operations
         self._service = service
-        self._readiness = readiness
-        self._server_id = server_id
         self._max_message_bytes = max_message_bytes
 
-    async def ServerLive(self, request: pb.ServerLiveRequest, context: Context) -> pb.ServerLiveResponse:
-        return pb.ServerLiveResponse(live=True)
-
-    async def ServerReady(self, request: pb.ServerReadyRequest, context: Context) -> pb.ServerReadyResponse:
-        return pb.ServerReadyResponse(ready=self._readiness.is_ready)
-
-    async def ServerMetadata(self, request: pb.ServerMetadataRequest, context: Context) -> pb.ServerMetadataResponse:
-        return pb.ServerMetadataResponse(name=self._server_id, version=__version__, extensions=EXTENSIONS)
-
-    async def ModelReady(self, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:
-        async with answering(context):
-            ready = self._readiness.accepts and self._service.models.is_ready(request.name, request.version)
-            return pb.ModelReadyResponse(ready=ready)
-        raise AssertionError("answered above")
-
-    async def ModelMetadata(self, request: pb.ModelMetadataRequest, context: Context) -> pb.ModelMetadataResponse:
-        async with answering(context):
-            config, version = self._service.models.config(request.name, request.version)
-            versions = [version] if request.version else self._service.models.versions(request.name)
-            answer = pb.ModelMetadataResponse(
-                name=config.name, versions=map(str, versions), platform=config.platform or config.backend
-            )
-            batch = [-1] if config.max_batch_size > 0 else []
-            for into, specs in ((answer.inputs, config.inputs), (answer.outputs, config.outputs)):
-                for spec in specs:
-                    into.add(name=spec.name, datatype=spec.datatype, shape=[*batch, *spec.dims])
-            return answer
-        raise AssertionError("answered above")
-
-    async def ModelConfig(self, request: pb.ModelConfigRequest, context: Context) -> pb.ModelConfigResponse:
-        async with answering(context):
-            config, _ = self._service.models.config(request.name, request.version)
-            answer = pb.ModelConfigResponse()
-            answer.config.ParseFromString(config.encoded)
-            return answer
-        raise AssertionError("answered above")
-
     async def ModelInfer(self, request: bytes, context: Context) -> bytes:
+        # A message's wire form in and out: protobuf does not copy large tensors then.
         started_ns = time.monotonic_ns()
         async with answering(context):
             try:
@@ -101,18 +63,27 @@ class KServeFrontEnd:
 
 def _handlers(front_end: KServeFrontEnd) -> dict[str, "grpc.RpcMethodHandler[Any, Any]"]:
     """Of the methods that are there; the generated servicer would answer the others with a traceback in the log."""
-    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
-    for method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods:
-        behaviour = getattr(front_end, method.name, None)
-        if behaviour is not None:
-            if method.name in TAKES_BYTES:
-                handlers[method.name] = grpc.unary_unary_rpc_method_handler(behaviour)
-                continue
-            request, response = getattr(pb, method.input_type.name), getattr(pb, method.output_type.name)
-            handlers[method.name] = grpc.unary_unary_rpc_method_handler(
-                behaviour, request_deserializer=request.FromString, response_serializer=response.SerializeToString
-            )
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        "ModelInfer": grpc.unary_unary_rpc_method_handler(front_end.ModelInfer)
+    }
+    methods = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods_by_name
+    for name, operation in front_end.operations.by_name.items():
+        request, response = getattr(pb, methods[name].input_type.name), getattr(pb, methods[name].output_type.name)
+        handlers[name] = grpc.unary_unary_rpc_method_handler(
+            _answering(operation),
+            request_deserializer=request.FromString,
+            response_serializer=response.SerializeToString,
+        )
     return handlers
+
+
+def _answering(operation: Operation) -> Callable[[Any, Context], Awaitable[Message]]:
+    async def behave(request: Any, context: Context) -> Message:
+        async with answering(context):
+            return await operation(request)
+        raise AssertionError("answered above")
+
+    return behave
 
 
 class _LeftClients(logging.Filter):

@@ -15,6 +15,8 @@ from gateway.gauges import declare_rows, watch_gauges
 from gateway.grpc_v2 import KServeFrontEnd, make_grpc_server
 from gateway.mesh import Mesh
 from gateway.models import Models
+from gateway.operations import Operations
+from gateway.operations.metadata import Metadata
 from gateway.plane import GatewayPlane
 from gateway.readiness import Readiness
 from gateway.service import GatewayLimits, InferenceService
@@ -103,8 +105,9 @@ async def serve_gateway(instance_id: str, settings: GatewaySettings) -> None:
         service = InferenceService(mesh, models, plane, limits, settings.default_timeout_s, recorder)
         watch_gauges(metrics, arena, limits, mesh, registry)
 
+        operations = Operations(Metadata(models, readiness, settings.server_id))
         server = make_grpc_server(
-            KServeFrontEnd(service, readiness, settings.server_id, settings.max_message_bytes),
+            KServeFrontEnd(service, operations, settings.max_message_bytes),
             readiness,
             max_message_bytes=settings.max_message_bytes,
             max_streams=MAX_STREAMS,

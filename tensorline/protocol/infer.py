@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from tensorline.tensor import RANK_LIMIT, Tensor
 
@@ -13,6 +13,7 @@ __all__ = [
     "InferResponse",
     "Limits",
     "ParameterValue",
+    "RegionUse",
     "RequestOptions",
     "RequestedOutput",
     "shown",
@@ -56,11 +57,24 @@ class RequestOptions:
 NO_OPTIONS: Final = RequestOptions()
 
 
+class RegionUse(NamedTuple):
+    """Where in a client's shared memory a tensor is, or is to go."""
+
+    region: str
+    """As the client registered it."""
+    offset: int
+    """Bytes from the registered window's begin. Whatever integer the client wrote: checked where it is used."""
+    byte_size: int
+    """Of an input; of an output the room that it has."""
+
+
 @dataclass(frozen=True, slots=True)
 class RequestedOutput:
     name: str
     classification: int = 0
     """Top classes wanted in place of the tensor; 0: the tensor."""
+    region: RegionUse | None = None
+    """None: the bytes are wanted in the response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +91,8 @@ class InferRequest:
     options: RequestOptions = NO_OPTIONS
     is_typed: bool = False
     """Tensors came as typed contents, and are answered so."""
+    regions: Mapping[str, RegionUse] = field(default_factory=dict)
+    """By input name, for inputs that lie in a client's shared memory; their tensors have no bytes yet (empty `data`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +103,10 @@ class InferResponse:
     id: str
     outputs: Sequence[Tensor]
     parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
+    is_final: bool = True
+    """Nothing follows for its request. Without outputs: a decoupled model's end alone, no response of its own."""
+    regions: Mapping[str, RegionUse] = field(default_factory=dict)
+    """By output name, for outputs that were written to a client's shared memory; they carry no bytes."""
 
 
 def shown(text: str, limit: int = 128) -> str:

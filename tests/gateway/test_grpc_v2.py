@@ -10,6 +10,8 @@ from grpc import StatusCode, aio
 from grpc.aio import AioRpcError
 
 from gateway.grpc_v2 import KServeFrontEnd, make_grpc_server
+from gateway.operations import Operations
+from gateway.operations.metadata import Metadata
 from tensorline.errors import BackendError
 from tensorline.protocol.stubs.inference import grpc_service_pb2 as pb
 from tensorline.protocol.stubs.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
@@ -24,9 +26,13 @@ LIMIT = 1 << 16
 X = np.array([1, 2], np.float32)
 
 
+def operations(house: House, server_id: str) -> Operations:
+    return Operations(Metadata(house.models, house.readiness, server_id))
+
+
 @asynccontextmanager
 async def serving(house: House) -> "AsyncIterator[GRPCInferenceServiceAsyncStub]":
-    front_end = KServeFrontEnd(house.service, house.readiness, "server 1", LIMIT)
+    front_end = KServeFrontEnd(house.service, operations(house, "server 1"), LIMIT)
     server = make_grpc_server(front_end, house.readiness, max_message_bytes=LIMIT, max_streams=10, reuse_port=False)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -131,7 +137,7 @@ async def test_metadata_of_batched_models() -> None:
 
 async def test_what_is_no_request() -> None:
     async with open_house({"one": add(1)}) as house:
-        front_end = KServeFrontEnd(house.service, house.readiness, "s", LIMIT)
+        front_end = KServeFrontEnd(house.service, operations(house, "s"), LIMIT)
         server = make_grpc_server(front_end, house.readiness, max_message_bytes=LIMIT, max_streams=10, reuse_port=False)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
