@@ -92,7 +92,7 @@ class InferRequest:
     is_typed: bool = False
     """Tensors came as typed contents, and are answered so."""
     regions: Mapping[str, RegionUse] = field(default_factory=dict)
-    """By input name, for inputs that lie in a client's shared memory; their tensors have empty `data` until it is read."""
+    """By input name, for inputs in a client's shared memory; the `data` of their tensors is empty until it is read."""
 
 
 @dataclass(frozen=True, slots=True)
