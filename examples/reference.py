@@ -3,9 +3,12 @@
 `python -m examples.reference examples/photos/china.jpg`. Nothing of the services is used here.
 """
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # as services/model/onnx.py says
 
 import numpy as np
 import onnxruntime

@@ -1,9 +1,12 @@
 """For all tests: async ones run on the loop that the processes run on."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 
 import pytest
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # tests that make models import ONNX Runtime themselves
 
 
 @pytest.fixture(scope="session")
@@ -20,3 +23,11 @@ async def one_loop(anyio_backend: object) -> AsyncIterator[None]:
     """
     yield
     await asyncio.sleep(0.05)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Here and not in tests/compat: options are known to pytest only from where it starts to look for tests."""
+    group = parser.getgroup("compat", "tests/compat against a server that runs already")
+    group.addoption("--server-grpc", metavar="HOST:PORT", help="gRPC address of a Triton on tests/compat's models")
+    group.addoption("--server-http", metavar="HOST:PORT", help="HTTP address of the same server")
+    group.addoption("--server-metrics", metavar="HOST:PORT", help="its metrics; port 8002 of the same host if not given")

@@ -25,6 +25,9 @@ __all__ = ["OnnxInstance"]
 
 log = logging.getLogger(__name__)
 
+# Releases from 1.32 on report usage over the network unless this is set before the library is loaded.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
 THREAD_LIMIT: Final = 1024
 SWITCH: Final = {"1": True, "0": False}
 

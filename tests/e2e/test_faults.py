@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import os
 import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -21,6 +22,8 @@ pytestmark = pytest.mark.slow
 
 SERVICES = ("preprocess", "model", "postprocess")
 CHAIN_RATE, PHOTO_RATE = 42.0, 8.0
+POOL_THREADS = min(32, (os.cpu_count() or 1) + 4)
+"""`asyncio.to_thread` starts a thread of its pool only when the others are busy: the pool may be full later alone."""
 BIG = np.arange(1 << 18, dtype=np.float32)
 """1 MiB."""
 
@@ -82,9 +85,12 @@ async def test_each_process_is_killed_once(mesh: Mesh, photos: list[Path]) -> No
                 running_load(traffic.photo, PHOTO_RATE) as photo,
             ):
                 await asyncio.sleep(1.0)
+                known = {row["id"] for row in await mesh.instances()}
                 killed = time.monotonic()
                 await mesh.kill(victim)
                 mesh.start(victim)
+                if victim != "gateway":  # which may not have missed the old one yet when it is asked
+                    await until(functools.partial(has_new, mesh, victim, known), 30.0)
                 await mesh.wait_ready()
                 await asyncio.sleep(0.5)
                 healed = time.monotonic()
@@ -105,13 +111,17 @@ async def test_each_process_is_killed_once(mesh: Mesh, photos: list[Path]) -> No
             assert sum(mesh.shared_files().values()) < 2 * sum(files.values())
 
 
+async def has_new(mesh: Mesh, service: str, known: set[str]) -> bool:
+    return any(row["service"] == service and row["id"] not in known for row in await mesh.instances())
+
+
 def all_near(mesh: Mesh, then: Mapping[str, Footprint]) -> bool:
     return all(near(mesh.footprint(name), footprint) for name, footprint in then.items())
 
 
 def near(now: Footprint, then: Footprint) -> bool:
     """A stage keeps what it has mapped of a dead peer's arena for a minute: two descriptors."""
-    return abs(now.descriptors - then.descriptors) <= 3 and abs(now.threads - then.threads) <= 2
+    return abs(now.descriptors - then.descriptors) <= 3 and now.threads <= then.threads + POOL_THREADS
 
 
 def kinds(files: dict[str, int]) -> dict[str, int]:

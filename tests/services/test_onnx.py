@@ -1,5 +1,8 @@
 """The ONNX Runtime backend over small graphs."""
 
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -16,6 +19,17 @@ TWICE = [node("Add", ["x", "x"], ["y"])]
 X4: Tensors = {"x": ("FP32", ["n", 4])}
 Y4: Tensors = {"y": ("FP32", ["n", 4])}
 CONFIG = f"max_batch_size: 8 input [ {tensor('x', 'FP32', 4)} ] output [ {tensor('y', 'FP32', 4)} ]"
+
+
+def test_the_library_keeps_no_usage_records() -> None:
+    program = """
+import os, services.model.onnx, onnxruntime
+links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+print([os.readlink(link) for link in links if os.path.lexists(link) and "onnxruntime.db" in os.readlink(link)])
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
+    assert told.stdout == "[]\n"
 
 
 @pytest.fixture
