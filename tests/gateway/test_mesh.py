@@ -139,7 +139,7 @@ async def test_settled_when_everybody_has_spoken() -> None:
         assert (serving(house, "one"), serving(house, "two")) == (1, 1)
         began = time.monotonic()
         await mesh.wait_settled(5.0)
-        assert time.monotonic() - began < 0.1
+        assert time.monotonic() - began < 0.4
 
 
 async def test_settled_when_nobody_is_there() -> None:
@@ -153,7 +153,7 @@ async def test_a_registry_that_says_nothing_holds_nobody_for_ever() -> None:
     async with open_house({"one": add(1)}, is_told=False) as house:
         began = time.monotonic()
         await house.mesh.wait_settled(0.1)
-        assert 0.05 < time.monotonic() - began < 1.0
+        assert 0.05 < time.monotonic() - began < 4
 
 
 async def test_a_broken_configuration_of_a_stage_is_that_models_trouble() -> None:

@@ -66,7 +66,7 @@ async def test_room_is_waited_for_no_longer_than_the_request_has() -> None:
             await plane.place(tensor(4 * MIB), 0.05)
         with pytest.raises(ResourceExhaustedError):
             await plane.place(tensor(4 * MIB), -1.0)
-        assert time.monotonic() - began < 0.5
+        assert time.monotonic() - began < 2
         assert house.arena.leases == 0
 
 

@@ -115,7 +115,7 @@ async def test_the_deadline_passes() -> None:
         began = time.monotonic()
         with pytest.raises(DeadlineError, match="passed before the answer was ready"):
             await house.infer("chain", BIG, timeout_s=0.1)
-        assert time.monotonic() - began < 0.35
+        assert time.monotonic() - began < 1.4
         await until(lambda: gate.cancelled == 1)
         await house.wait_nothing_held()
         assert [step.model for step in house.last.steps] == ["one"]
@@ -147,7 +147,7 @@ async def test_no_room_for_the_inputs(caplog: pytest.LogCaptureFixture) -> None:
         began = time.monotonic()
         with pytest.raises(TensorlineError):  # no longer than it has time
             await house.infer("one", BIG, timeout_s=0.1)
-        assert time.monotonic() - began < 0.35
+        assert time.monotonic() - began < 1.4
         gate.open()
         await flying
         await house.wait_nothing_held()
@@ -203,7 +203,7 @@ async def test_nobody_else_is_there() -> None:
         await lose(house, 0)
         with pytest.raises(UnavailableError, match="that ran the request is gone"):
             await flying
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < 4
         assert [step.attempt for step in house.last.steps] == [1]
 
 

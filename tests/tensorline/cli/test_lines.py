@@ -88,7 +88,7 @@ def test_a_reader_that_stands_still_holds_nobody_up() -> None:
     started = time.monotonic()
     for number in range(30_000):
         output.line("model", b"%d" % number)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20
     goes_on.set()
     output.close()
     assert b"lines were dropped" in shown.getvalue()

@@ -96,7 +96,7 @@ async def test_what_ignores_the_stop_is_killed_after_its_time(
     async with open_supervisor([program("model", stubborn)], output, 0.1) as supervisor:
         await until(lambda: "model: up" in output.lines)
         pid, asked = supervisor.pids["model"], time.monotonic()
-    assert 0.3 <= time.monotonic() - asked < 3
+    assert 0.3 <= time.monotonic() - asked < 12
     assert not psutil.pid_exists(pid)
     assert "model: did not stop in 0.3 s: killed" in output.lines
 
@@ -107,7 +107,7 @@ async def test_a_stop_ends_the_wait_for_the_next_start(script: MakeScript, outpu
         await asyncio.wait_for(supervisor.wait_ended(), 10)
         await until(lambda: output.lines)
         asked = time.monotonic()
-    assert time.monotonic() - asked < 1
+    assert time.monotonic() - asked < 4
 
 
 async def test_what_a_process_started_goes_with_it(script: MakeScript, output: KeptOutput) -> None:

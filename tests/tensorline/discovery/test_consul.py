@@ -166,7 +166,7 @@ async def test_a_stuck_agent_does_not_hold_the_exit(agent: ConsulAgent) -> None:
             await asyncio.sleep(0.5)  # a beat is under way
             began = time.monotonic()
             await registry.aclose()
-            assert time.monotonic() - began < 1.2
+            assert time.monotonic() - began < 4.8
             await watcher.wait_over()
 
 

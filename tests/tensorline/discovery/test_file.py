@@ -249,7 +249,7 @@ async def test_a_look_at_fifty_unchanged_entries_is_short_enough_for_the_loop(di
         taken.append(time.perf_counter() - began)
     reader.close()
     await registry.aclose()
-    assert sorted(taken)[25] < 0.005  # measured: 0.2 ms
+    assert sorted(taken)[25] < 0.02  # measured: 0.2 ms
 
 
 def test_the_default_brings_no_client_library_in() -> None:

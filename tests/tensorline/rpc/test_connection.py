@@ -131,7 +131,7 @@ async def test_nobody_there_is_said_soon(path: Path) -> None:
     with pytest.raises(UnavailableError):
         async with open_gateway(f"unix:{path}/none.sock"):
             pass
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 12
 
 
 async def test_a_stage_that_never_says_hello_is_given_up(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

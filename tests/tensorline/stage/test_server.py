@@ -301,7 +301,7 @@ async def test_a_cancelled_request_that_runs_hears_of_it_and_its_blocks_go_back(
         asked = time.monotonic()
         caller.connection.cancel(call.number)
         await until(lambda: gate.cancelled == 1)
-        assert time.monotonic() - asked < 0.5
+        assert time.monotonic() - asked < 2
         await until(lambda: caller.connection.in_flight == 0)
         await until(lambda: stage.arena.leases == 0)
         assert call.results == []
@@ -317,7 +317,7 @@ async def test_a_request_whose_deadline_has_passed_is_not_run(stage: Stage, gate
         assert gate.entered == 0
         started = time.monotonic()
         assert (await caller.call("double", tensor("x", floats(1)), timeout_s=5)).status == 0
-        assert time.monotonic() - started < 0.5
+        assert time.monotonic() - started < 2
 
 
 async def test_a_lease_ends_with_its_requests_deadline(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

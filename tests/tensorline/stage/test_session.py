@@ -495,7 +495,7 @@ async def test_an_open_stream_without_a_first_word_does_not_hold_up_the_end() ->
         quiet.received.clear()
         stage.end.drain()
         stage.end.end_streams()
-    assert time.monotonic() - started < 4.0
+    assert time.monotonic() - started < 16
 
 
 async def test_a_half_closed_stream_ends(stage: Stage, raw: RawGateway) -> None:

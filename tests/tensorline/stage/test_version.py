@@ -26,7 +26,7 @@ from tests.tensorline.stage.inner import Asked, Place, inline, open_place
 from tests.tensorline.stage.pair import config, until
 
 BATCHING = "dynamic_batching { }"
-SOON_S = 0.5
+SOON_S = 2.0
 CANCELLED, EXPIRED, UNAVAILABLE, INTERNAL = (
     status.value[0]
     for status in (
@@ -210,7 +210,7 @@ async def test_without_batching_requests_run_alone(place: Place, rows: int, more
 async def test_the_first_waits_for_company(place: Place) -> None:
     instance = Recording()
     async with serving(
-        place, instance, rows=3, more="dynamic_batching { max_queue_delay_microseconds: 100000 }"
+        place, instance, rows=3, more="dynamic_batching { max_queue_delay_microseconds: 1000000 }"
     ) as stage:
         began = time.monotonic()
         asked = [stage.send(1)]
@@ -221,9 +221,9 @@ async def test_the_first_waits_for_company(place: Place) -> None:
         await asked[1].result()
         full = [stage.send(at) for at in range(3)]
         await full[0].result()
-        assert time.monotonic() - began - waited < 0.09  # a full batch waits for nothing
+        assert time.monotonic() - began - waited < 0.9  # a full batch waits for nothing
     assert instance.batches == [[1, 2], [0, 1, 2]]
-    assert 0.095 < waited < 0.3
+    assert 0.95 < waited < 5.0
 
 
 async def test_the_last_to_leave_does_not_keep_the_version_open(place: Place) -> None:
@@ -418,7 +418,7 @@ async def test_a_batch_that_outlasts_the_close_does_not_hold_it_up(place: Place)
             asked = [stage.send(at) for at in range(3)]
             began = time.monotonic()
             await stage.version.aclose(0.05)
-            assert time.monotonic() - began < 3.0
+            assert time.monotonic() - began < 12
             assert not any(each.closed_on for each in instances)
         for one in asked:
             await one.result()
