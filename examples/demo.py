@@ -28,13 +28,15 @@ from tensorline.cli.environment import PREFIX
 from tensorline.cli.failure import CommandError
 from tensorline.cli.lines import KeptOutput
 from tensorline.cli.mesh import SERVICES, Mesh, Plan, open_mesh, plan_mesh
-from tensorline.cli.ports import check_free
+from tensorline.cli.ports import Listener, check_free
 from tensorline.directories import default_mesh_directory
 
 __all__ = ["Answer", "classify", "leftovers", "main", "plan_demo"]
 
-PORTS: Final = {"grpc": 8001, "http": 8000, "metrics": 8002}
+PORTS: Final = ("grpc", "http", "metrics")
 READY_S: Final = 60.0
+TRIES: Final = 3
+"""A port that was free when it was chosen may be another's when the gateway opens it."""
 
 console = Console(highlight=False)
 
@@ -71,60 +73,64 @@ def main(arguments: list[str] | None = None) -> int:
 
 async def _demo(name: str, image: bytes, output: KeptOutput) -> None:
     home = default_mesh_directory()
-    directory = Path(tempfile.mkdtemp(prefix=f"{home.name}-demo-", dir=home.parent))
-    plan = plan_demo(directory)
-    try:
-        async with open_mesh(plan, output) as mesh:
-            await _wait_ready(mesh)
-            answer = await asyncio.to_thread(classify, plan.grpc.target, image)
-            _show_labels(name, answer)
-            _show_trace((await asyncio.to_thread(wait_trace, plan.http_url, answer.trace_id))[0])
-            _show_endpoints(plan)
-            with _step("Stopping the gateway, then the services"):
-                await mesh.supervisor.stop()
-        left = leftovers(plan, directory)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    for attempt in range(1, TRIES + 1):
+        directory = Path(tempfile.mkdtemp(prefix=f"{home.name}-demo-", dir=home.parent))
+        plan = plan_demo(directory)
+        try:
+            left = await _run(plan, name, image, output)
+        except CommandError:
+            if attempt == TRIES or all(_is_free(listener) for listener in plan.listeners):
+                raise
+            output.lines.clear()
+            console.print("Another program was faster with a port: once more, with others.")
+        else:
+            break
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
     if left:
         raise CommandError(f"something was left behind: {'; '.join(left)}")
     console.print("[green]Nothing is left:[/] no process, no open port, no socket, no shared-memory file.")
+    console.print("Keep a mesh running with [bold]make up[/], and ask it from another terminal:")
+    console.print("  .venv/bin/tensorline infer classify examples/photos/chelsea.png --trace")
 
 
-def plan_demo(directory: Path) -> Plan:
-    """A mesh on the usual ports where they are free, on others where they are not."""
-    values = {f"{name}_address": "127.0.0.1" for name in PORTS} | {
-        f"{name}_port": str(port) for name, port in PORTS.items()
-    }
-    values |= {"mesh_directory": str(directory), "model_repository": str(EXAMPLES / "models"), "drain_s": "10"}
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
-    plan = plan_mesh(values, SERVICES, inherited)
-    taken = [listener for listener in plan.listeners if not _is_free(plan, listener.what)]
-    if not taken:
-        return plan
-    for listener in taken:
-        values[f"{listener.flag.removeprefix('--')}_port"] = "0"
-    moved = plan_mesh(values, SERVICES, inherited)
-    for before, now in zip(plan.listeners, moved.listeners, strict=True):
-        if before.port != now.port:
-            console.print(f"Port {before.port} is taken: {now.what} is on {now.port} this time.")
-    return moved
+async def _run(plan: Plan, name: str, image: bytes, output: KeptOutput) -> list[str]:
+    """Start the mesh, show an answer and its trace, and stop it: what it left behind."""
+    async with open_mesh(plan, output) as mesh:
+        await _wait_ready(mesh)
+        answer = await asyncio.to_thread(classify, plan.grpc.target, image)
+        _show_labels(name, answer)
+        _show_trace((await asyncio.to_thread(wait_trace, plan.http_url, answer.trace_id))[0])
+        with _step("\nStopping the gateway, then the services"):
+            await mesh.stop()
+    return leftovers(plan, plan.directory)
 
 
-def _is_free(plan: Plan, what: str) -> bool:
+def _is_free(listener: Listener) -> bool:
     try:
-        check_free([listener for listener in plan.listeners if listener.what == what])
+        check_free([listener])
     except CommandError:
         return False
     return True
+
+
+def plan_demo(directory: Path) -> Plan:
+    """A mesh on ports that are free: another demo, or a mesh, may hold the usual ones."""
+    values = {f"{name}_address": "127.0.0.1" for name in PORTS} | {f"{name}_port": "0" for name in PORTS}
+    values |= {"mesh_directory": str(directory), "model_repository": str(EXAMPLES / "models"), "drain_s": "10"}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    return plan_mesh(values, SERVICES, inherited)
 
 
 async def _wait_ready(mesh: Mesh) -> None:
     with _step("Starting a gateway and three services"):
         try:
             async with asyncio.timeout(READY_S):
-                await mesh.wait_ready(lambda text: None)
+                state = await mesh.wait_ready(lambda text: None, patience_s=READY_S)
         except TimeoutError:
             raise CommandError(f"the mesh was not ready after {READY_S:g} s") from None
+    for model, why in state.unready:
+        raise CommandError(f"the model {model} is not ready: {why}")
 
 
 def classify(target: str, image: bytes) -> Answer:
@@ -179,15 +185,6 @@ def _show_trace(trace: Any) -> None:
     from tensorline.telemetry.waterfall import waterfall
 
     console.print(waterfall(trace, console.width), soft_wrap=True)
-
-
-def _show_endpoints(plan: Plan) -> None:
-    console.print("\nThis mesh answers at")
-    console.print(f"  gRPC     {plan.grpc.target}")
-    console.print(f"  HTTP     {plan.http_url}")
-    console.print(f"  metrics  http://{plan.metrics.target}/metrics")
-    console.print("Keep one running with [bold]make up[/], and ask it with")
-    console.print("  .venv/bin/tensorline infer classify examples/photos/chelsea.png --trace\n")
 
 
 @contextmanager

@@ -1,10 +1,9 @@
-"""The HTTP side for people and tools: health, models, instances and traces as JSON, and the metrics page."""
+"""The HTTP side for people and tools: models, instances and traces as JSON, and the metrics page."""
 
 import hmac
-import ipaddress
 import logging
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,17 +11,17 @@ from urllib.parse import urlencode
 
 import orjson
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
+from gateway.addresses import is_loopback
 from gateway.mesh import Mesh
-from gateway.readiness import Readiness
 from gateway.service import InferenceService
 from gateway.siblings import Siblings, merge_metrics
-from tensorline import __version__
 from tensorline.errors import TensorlineError
 from tensorline.telemetry.metrics import CONTENT_TYPE
 from tensorline.telemetry.recorder import Recorder
@@ -37,13 +36,6 @@ LIST_LIMIT = 1000
 TRACE_ID = re.compile("[0-9a-fA-F]{32}")
 
 
-def is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return address == "localhost"
-
-
 class Json(JSONResponse):
     def render(self, content: object) -> bytes:
         return orjson.dumps(content, option=orjson.OPT_NON_STR_KEYS)
@@ -53,27 +45,26 @@ class AdminRoutes:
     """Args:
     address: That it is bound to. Beyond loopback, what is not public needs the operators' token.
     token_file: Holds the token; read at each use, so that it can be changed. None: no token, and none will do.
+    public: Routes beside these, for everybody who may connect.
     """
 
     def __init__(
         self,
         service: InferenceService,
-        readiness: Readiness,
         mesh: Mesh,
         store: TraceStore,
-        server_id: str,
         address: str,
         token_file: Path | None,
         siblings: Siblings,
+        public: Sequence[BaseRoute] = (),
     ) -> None:
         self._service = service
-        self._readiness = readiness
         self._mesh = mesh
         self._store = store
-        self._server_id = server_id
         self._address = address
         self._is_open = is_loopback(address)
         self._siblings = siblings
+        self._public = public
         self._token_file = token_file
 
     def app(self) -> Starlette:
@@ -86,9 +77,7 @@ class AdminRoutes:
             return guarded
 
         routes = [
-            Route("/v2", self._metadata),
-            Route("/v2/health/live", self._live),
-            Route("/v2/health/ready", self._ready),
+            *self._public,
             Route("/api/models", admin(self._models)),
             Route("/api/instances", admin(self._instances)),
             Route("/api/traces", admin(self._traces)),
@@ -97,7 +86,9 @@ class AdminRoutes:
         guard = (
             [Middleware(TrustedHostMiddleware, allowed_hosts=[*LOCAL_NAMES, self._address])] if self._is_open else []
         )
-        return Starlette(routes=routes, middleware=guard)
+        app = Starlette(routes=routes, middleware=guard, exception_handlers={HTTPException: _told})
+        app.router.redirect_slashes = False
+        return app
 
     def _may(self, request: Request) -> bool:
         if self._token_file is None:
@@ -109,15 +100,6 @@ class AdminRoutes:
             log.error("the operators' token cannot be read", extra={"cause": str(error)})
             return False
         return bool(token) and hmac.compare_digest(given, token)
-
-    async def _metadata(self, request: Request) -> Response:
-        return Json({"name": self._server_id, "version": __version__, "extensions": ["model_configuration"]})
-
-    async def _live(self, request: Request) -> Response:
-        return Response()
-
-    async def _ready(self, request: Request) -> Response:
-        return Response(status_code=200 if self._readiness.is_ready else 400)
 
     async def _models(self, request: Request) -> Response:
         models = self._service.models
@@ -191,6 +173,12 @@ def metrics_app(recorder: Recorder, siblings: Siblings) -> Starlette:
         return Response(merge_metrics([own, *others]) if others else own, headers={"content-type": CONTENT_TYPE})
 
     return Starlette(routes=[Route("/metrics", page)])
+
+
+async def _told(request: Request, error: Exception) -> Response:
+    """An unknown path or a wrong method, as everything else here answers."""
+    status, text = (error.status_code, error.detail) if isinstance(error, HTTPException) else (500, "internal error")
+    return _error(status, text)
 
 
 def _started(trace: Any) -> int:

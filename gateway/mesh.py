@@ -19,6 +19,8 @@ __all__ = ["InstanceView", "Mesh"]
 
 log = logging.getLogger(__name__)
 
+UNLOADED, UNLOADING = "unloaded", "UNLOADING"
+
 RETRY_FIRST_S = 0.1
 RETRY_LIMIT_S = 1.0
 VERSION = re.compile("[1-9][0-9]{0,18}")
@@ -57,6 +59,8 @@ class Mesh:
         self._wanted: set[tuple[str, str, str]] = set()
         self._streams: dict[tuple[str, str, str], StageConnection] = {}
         self._hosted: dict[StageConnection, list[HostedModel]] = {}
+        self._spoken: set[StageConnection] = set()
+        """Those that have told what they host."""
         self._by_arena: dict[bytes, StageConnection] = {}
         self._table: dict[tuple[str, str], list[StageConnection]] = {}
         self._ready: dict[str, list[int]] = {}
@@ -174,12 +178,14 @@ class Mesh:
 
     def _models(self, connection: StageConnection, models: list[HostedModel]) -> None:
         self._hosted[connection] = models
+        self._spoken.add(connection)
         self._rebuild()
 
     def _drop_closed(self) -> None:
         gone = [connection for connection in self._hosted if not connection.is_open]
         for connection in gone:
             del self._hosted[connection]
+            self._spoken.discard(connection)
             self._by_arena.pop(connection.arena, None)
             self._reader.forget(connection.arena)
         if gone:
@@ -193,6 +199,8 @@ class Mesh:
                 if model.state == "READY" and not connection.is_draining and self._learn(model):
                     table.setdefault((model.name, model.version), []).append(connection)
                     versions.setdefault(model.name, set()).add(int(model.version))
+        hosted = {model.config for models in self._hosted.values() for model in models}
+        self._decoded = {encoded: config for encoded, config in self._decoded.items() if encoded in hosted}
         self._ready = {name: sorted(numbers) for name, numbers in versions.items()}
         for name, numbers in self._ready.items():
             table[name, ""] = table[name, str(numbers[-1])]
@@ -272,10 +280,33 @@ class Mesh:
             budget = self.budgets[model] = RetryBudget()
         return budget
 
+    def is_unloaded(self, model: str) -> bool:
+        """Whether every version that the stages tell of was unloaded, and is not just away or on its way."""
+        told = [hosted for models in self._hosted.values() for hosted in models if hosted.name == model]
+        return bool(told) and all(hosted.reason == UNLOADED or hosted.state == UNLOADING for hosted in told)
+
+    @property
+    def backends(self) -> set[str]:
+        """What the instances that are there can run, as far as they say."""
+        return {backend for connection in self._hosted for backend in connection.backends}
+
     def reason(self, model: str) -> str:
         """Why a stage that should host `model` does not, in the stage's words; "" when none says anything."""
         reasons = (hosted.reason for models in self._hosted.values() for hosted in models if hosted.name == model)
         return next((reason for reason in reasons if reason), "")
+
+    @property
+    def hosted(self) -> list[tuple[StageConnection, list[HostedModel]]]:
+        """What each instance with a stream says it hosts, in whatever state."""
+        return list(self._hosted.items())
+
+    def has_spoken(self, connection: StageConnection) -> bool:
+        """Whether it has told what it hosts; that may be nothing."""
+        return connection in self._spoken
+
+    def _is_loading(self, connection: StageConnection) -> bool:
+        is_silent = connection not in self._spoken
+        return is_silent or any(model.state == "LOADING" for model in self._hosted[connection])
 
     @property
     def connections(self) -> list[StageConnection]:
@@ -288,7 +319,7 @@ class Mesh:
             InstanceView(
                 id=connection.instance_id,
                 service=connection.service,
-                state="DRAINING" if connection.is_draining else "LOADING" if _is_loading(models) else "READY",
+                state="DRAINING" if connection.is_draining else "LOADING" if self._is_loading(connection) else "READY",
                 in_flight=connection.in_flight,
                 queued=connection.queued,
                 arena_bytes=connection.arena_bytes,
@@ -304,11 +335,6 @@ class Mesh:
             if i.id and i.id not in live
         ]
         return sorted([*views, *away], key=lambda view: (view.service, view.id))
-
-
-def _is_loading(models: Iterable[HostedModel]) -> bool:
-    states = {model.state for model in models}
-    return not states or "LOADING" in states
 
 
 def _check_hosted(model: HostedModel, config: ModelConfig) -> None:

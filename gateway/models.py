@@ -8,18 +8,21 @@ from gateway.mesh import Mesh
 from gateway.plan import Plan, compile_plan
 from gateway.plan_run import Run
 from gateway.runner import Steps
+from gateway.steps import PipelineSteps, SingleStep
+from gateway.stream_pipeline import PipelineStream
+from gateway.stream_run import ModelStream, ResponseStream, StreamWork
 from gateway.validation import RequestChecker
 from tensorline.config import ModelConfig, RepositoryEntry, read_model_labels
 from tensorline.config.model import EnsembleStep
 from tensorline.errors import ConfigError, InvalidTensorError, NotFoundError, TensorlineError, UnavailableError
 from tensorline.protocol.infer import shown
-from tensorline.tensor import Tensor
 
 __all__ = ["Models", "ServedModel"]
 
 log = logging.getLogger(__name__)
 
 VERSION_DIGITS = 19
+UNLOADED = "unloaded"
 
 
 @dataclass(slots=True)
@@ -33,47 +36,23 @@ class ServedModel:
     targets: Sequence[tuple[str, str]]
     """Model and version of each step of a pipeline, the version "" for the newest."""
 
+    @property
+    def is_decoupled(self) -> bool:
+        """A request may have more or fewer responses than one."""
+        return self.plan.is_decoupled if self.plan is not None else self.config.decoupled
+
+    def stream(self, work: StreamWork, requested: frozenset[str], asked_version: str) -> ResponseStream:
+        """A fresh run of one request to a decoupled model; arguments as of `steps`."""
+        if self.plan is not None:
+            return PipelineStream(work, self.plan, str(self.version), self.targets, requested)
+        return ModelStream(work, (self.config.name, str(self.version) if asked_version else ""), tuple(requested))
+
     def steps(self, requested: frozenset[str], asked_version: str) -> Steps:
         """A fresh run of one request; `requested` empty: all outputs."""
         if self.plan is not None:
-            return PipelineSteps(self.plan, self.targets, requested)
+            return PipelineSteps(Run(self.plan, requested), self.targets)
         # Not as the client wrote it: "01" is version 1 too.
         return SingleStep(self.config, str(self.version) if asked_version else "", tuple(requested))
-
-
-class SingleStep:
-    """A request to one model: a pipeline of one step, without a pipeline's cost."""
-
-    __slots__ = ("_inputs", "_target", "_wanted", "is_finished", "outputs")
-
-    def __init__(self, config: ModelConfig, version: str, wanted: tuple[str, ...]) -> None:
-        self._target = (config.name, version)
-        self._wanted = wanted
-        self._inputs: list[Tensor] = []
-        self.outputs: list[Tensor] = []
-        self.is_finished = False
-
-    def start(self, inputs: Sequence[Tensor]) -> list[int]:
-        self._inputs = list(inputs)
-        return [0]
-
-    def target(self, step: int) -> tuple[str, str]:
-        return self._target
-
-    def step_inputs(self, step: int) -> list[Tensor]:
-        return self._inputs
-
-    def wanted(self, step: int) -> tuple[str, ...]:
-        return self._wanted
-
-    def complete(self, step: int, outputs: Sequence[Tensor]) -> tuple[list[int], list[Tensor]]:
-        self.outputs = list(outputs)
-        self.is_finished = True
-        # An output may be an input passed on: the blocks of both go back when the request ends, which is now.
-        return [], []
-
-    def failure(self, step: int, error: TensorlineError) -> TensorlineError:
-        return error
 
 
 class Models:
@@ -81,7 +60,7 @@ class Models:
     entries: What the gateway's own repositories hold: pipelines to serve, and the names of models that stages should.
     """
 
-    def __init__(self, mesh: Mesh, entries: Iterable[RepositoryEntry]) -> None:
+    def __init__(self, mesh: Mesh, entries: Iterable[RepositoryEntry] = ()) -> None:
         self._mesh = mesh
         self._pipelines: dict[tuple[str, int], ModelConfig] = {}
         self._expected: dict[str, RepositoryEntry] = {}
@@ -89,28 +68,62 @@ class Models:
         self._ready: dict[str, list[int]] = {}
         self._labels: dict[str, dict[str, tuple[str, ...]]] = {}
         self._pipeline_errors: dict[str, str] = {}
+        self._unloaded: dict[str, RepositoryEntry] = {}
         for entry in entries:
-            self._expected[entry.name] = entry
-            if entry.error is not None:
-                log.error("model configuration refused", extra={"model": entry.name, "cause": str(entry.error)})
-            elif entry.config is not None and entry.config.is_ensemble:
-                for version in entry.versions:
-                    self._pipelines[entry.name, version] = entry.config
+            self.put(entry)
+
+    def put(self, entry: RepositoryEntry) -> None:
+        """Expect a model to be served, or serve a pipeline, from now on as `entry` says. One with an error takes the
+        place of nothing that serves."""
+        if entry.error is not None:
+            log.error("model configuration refused", extra={"model": entry.name, "cause": str(entry.error)})
+            if self.versions(entry.name):
+                return
+        self._take_out(entry.name)
+        self._unloaded.pop(entry.name, None)
+        self._expected[entry.name] = entry
+        if entry.config is not None and entry.config.is_ensemble:
+            for version in entry.versions:
+                self._pipelines[entry.name, version] = entry.config
+        self.changed()
+
+    def drop(self, name: str) -> None:
+        """Expect `name` no longer; its requests are told that none of its versions is available."""
+        entry = self._take_out(name)
+        if entry is not None:
+            self._unloaded[name] = entry
+        self.changed()
+
+    def _take_out(self, name: str) -> RepositoryEntry | None:
+        for key in [key for key in self._pipelines if key[0] == name]:
+            del self._pipelines[key]
+        return self._expected.pop(name, None)
+
+    def entry(self, name: str) -> RepositoryEntry | None:
+        """Of what is expected."""
+        return self._expected.get(name)
+
+    @property
+    def unloaded(self) -> list[RepositoryEntry]:
+        """What was expected once and is no longer."""
+        return list(self._unloaded.values())
 
     def changed(self) -> None:
         """The mesh's table is another: what was compiled from it is made again on demand."""
         self._cache.clear()
+        self._labels.clear()
         self._ready.clear()
         self._pipeline_errors.clear()
 
     @property
     def expected(self) -> list[str]:
-        """What the gateway's own repositories hold. A model that only a stage knows comes and goes with it."""
-        return sorted(self._expected)
+        """What should be served: of the gateway's own repositories, or what clients had loaded, but for pipelines that
+        an unloaded model has taken with it. A model that only a stage knows comes and goes with it."""
+        return sorted(name for name in self._expected if not self._lost_parts(name))
 
     @property
     def names(self) -> list[str]:
-        return sorted({*self._expected, *self._mesh.model_names})
+        return sorted({*self._expected, *self._unloaded, *self._mesh.model_names})
 
     def versions(self, name: str) -> list[int]:
         """Ready ones, ascending."""
@@ -198,13 +211,31 @@ class Models:
 
     def _missing(self, name: str, number: int | None) -> TensorlineError:
         known = [version for model, version in self._pipelines if model == name] or self._mesh.known_versions(name)
-        entry = self._expected.get(name)
+        is_unloaded = name in self._unloaded or (bool(known) and self._mesh.is_unloaded(name))
+        entry = self._expected.get(name) or self._unloaded.get(name)
         if not known and entry is None:
             return NotFoundError(f"Request for unknown model: '{shown(name)}' is not found")
         if number is not None and number not in known and number not in (entry.versions if entry is not None else ()):
             return NotFoundError(f"Request for unknown model: '{name}' version {number} is not found")
+        if is_unloaded and number is None:
+            return NotFoundError(f"Request for unknown model: '{name}' has no available versions")
+        if is_unloaded:
+            return UnavailableError(f"Request for unknown model: '{name}' version {number} is not at ready state")
         what = f"version {number} is not at ready state" if number is not None else "has no version at ready state"
         return UnavailableError(f"Request for unknown model: '{name}' {what}{self._why(name, known)}")
+
+    def reason(self, name: str) -> str:
+        """Why a model or pipeline that is expected is not ready."""
+        if self._lost_parts(name):
+            return UNLOADED
+        pipelines = [version for model, version in self._pipelines if model == name]
+        return self._why(name, pipelines or self._mesh.known_versions(name)).removeprefix(": ")
+
+    def _lost_parts(self, name: str) -> list[str]:
+        """Models of a pipeline that somebody unloaded."""
+        entry = self._expected.get(name)
+        steps = entry.config.steps if entry is not None and entry.config is not None else ()
+        return [step.model for step in steps if step.model in self._unloaded or self._mesh.is_unloaded(step.model)]
 
     def _why(self, name: str, known: Sequence[int]) -> str:
         entry = self._expected.get(name)
@@ -219,7 +250,17 @@ class Models:
             if away:
                 return f": no instance serves {', '.join(away)}, which it needs"
             return f": {self._pipeline_errors[name]}" if name in self._pipeline_errors else ""
-        return f": {self._mesh.reason(name)}" if self._mesh.reason(name) else ": no instance serves it"
+        if reason := self._mesh.reason(name):
+            return f": {reason}"
+        backend = entry.config.backend if entry is not None and entry.config is not None else ""
+        return f": no instance serves it{self.missing_backend(backend)}"
+
+    def missing_backend(self, backend: str) -> str:
+        """What an error adds where nobody can run models of `backend`; "" where somebody can."""
+        there = self._mesh.backends
+        if not backend or backend in there or not there:
+            return ""
+        return f"; none hosts backend '{backend}', those that are there host {', '.join(sorted(there))}"
 
     def _is_there(self, step: EnsembleStep) -> bool:
         return self._mesh.is_served(step.model, "" if step.version < 0 else str(step.version))
@@ -228,43 +269,6 @@ class Models:
         version = "" if step.version < 0 else f" version {step.version}"
         reason = self._mesh.reason(step.model)
         return f"'{step.model}'{version}{f' ({reason})' if reason else ''}"
-
-
-class PipelineSteps:
-    """A pipeline's run in the form that the runner drives."""
-
-    __slots__ = ("_run", "_targets")
-
-    def __init__(self, plan: Plan, targets: Sequence[tuple[str, str]], requested: frozenset[str]) -> None:
-        self._targets = targets
-        self._run = Run(plan, requested)
-
-    @property
-    def is_finished(self) -> bool:
-        return self._run.is_finished
-
-    @property
-    def outputs(self) -> list[Tensor]:
-        return self._run.outputs
-
-    def start(self, inputs: Sequence[Tensor]) -> list[int]:
-        return self._run.start(inputs)
-
-    def target(self, step: int) -> tuple[str, str]:
-        return self._targets[step]
-
-    def step_inputs(self, step: int) -> list[Tensor]:
-        return self._run.step_inputs(step)
-
-    def wanted(self, step: int) -> tuple[str, ...]:
-        return self._run.step_outputs(step)
-
-    def complete(self, step: int, outputs: Sequence[Tensor]) -> tuple[list[int], list[Tensor]]:
-        ready = self._run.complete(step, outputs)
-        return ready, self._run.released
-
-    def failure(self, step: int, error: TensorlineError) -> TensorlineError:
-        return self._run.fail(step, error)
 
 
 def _number(version: str) -> int | None:

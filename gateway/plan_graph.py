@@ -80,6 +80,8 @@ class Plan:
         self.config = config
         self.name = config.name
         self.is_decoupled = is_decoupled
+        self.decoupled = frozenset(index for index, model in enumerate(models) if model.decoupled)
+        """The steps that give any number of responses."""
         """A step on the way gives any number of responses."""
         batched = _batched_tensors(config, models)
         self.steps = tuple(_step(config, index, model, batched) for index, model in enumerate(models))

@@ -18,7 +18,8 @@ class Run:
     out, then the step is skipped instead and its outputs are absent too; so is a step of which nothing is there. A
     requested output that ends absent is left out of the answer.
 
-    One response for each step: a plan that `is_decoupled` is not run by this class.
+    One response for each step. Of a plan that is decoupled one run goes up to the decoupled step, and a `fork` of it
+    from there on for each response.
     """
 
     __slots__ = (
@@ -55,6 +56,20 @@ class Run:
     def is_finished(self) -> bool:
         """Nothing is in flight and nothing will start."""
         return not self._flying and (self._left == 0 or self.error is not None)
+
+    def is_at(self, index: int) -> bool:
+        """This step is in flight, and nothing else is or could be before it has ended."""
+        return self._flying == {index}
+
+    def fork(self) -> "Run":
+        """Another run that goes on from here. What this one holds is read by both; the other one names it as released,
+        too, and whoever frees blocks must know that it is this one's."""
+        other = Run.__new__(Run)
+        other._plan, other._selection, other._left, other.error = self._plan, self._selection, self._left, self.error
+        other._waits, other._flying, other.released = list(self._waits), set(self._flying), []
+        other._readers, other._tensors = dict(self._readers), dict(self._tensors)
+        other._absent = dict(self._absent)
+        return other
 
     @property
     def outputs(self) -> list[Tensor]:

@@ -1,21 +1,30 @@
 """The gateway's side of the tensor plane: clients' big inputs into its arena, results out of the stages' arenas."""
 
 import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 
 from gateway.mesh import Mesh
+from gateway.regions import RequestRegions
 from tensorline.errors import InternalError, InvalidTensorError
 from tensorline.rpc.connection import StageConnection
 from tensorline.shm import Arena, ArenaReader
-from tensorline.tensor import Handle, Tensor, expected_byte_size
+from tensorline.tensor import BYTES, Handle, Tensor, expected_byte_size
 
 __all__ = ["GatewayPlane"]
 
 OFF_LOOP_BYTES = 1 << 20
 """A copy of this size or more is made in a thread: the loop has others to serve meanwhile."""
 
+TEXTS_OFF_LOOP_BYTES = 1 << 16
+"""As `OFF_LOOP_BYTES`, of BYTES tensors in a region: their elements are looked at one by one."""
+
 ARENA_WAIT_S = 1.0
+
+T = TypeVar("T")
 
 
 class GatewayPlane:
@@ -56,18 +65,46 @@ class GatewayPlane:
                 raise
         return Tensor(tensor.name, tensor.datatype, tensor.shape, None, block.handle)
 
-    async def fetch(self, tensors: list[Tensor]) -> list[Tensor]:
+    async def place_region(self, tensor: Tensor, regions: RequestRegions, patience_s: float) -> Tensor:
+        """As `place`, of an input in its client's shared memory, which goes straight into our arena.
+
+        Raises:
+            ResourceExhaustedError: as `place`.
+            InvalidTensorError: the client made its memory shorter, or there is no such BYTES tensor in it.
+        """
+        size = regions.inputs[tensor.name].byte_size
+        is_slow = size >= (TEXTS_OFF_LOOP_BYTES if tensor.datatype == BYTES else OFF_LOOP_BYTES)
+        if size <= self._inline_bytes or not self._mesh.has_near:
+            data = memoryview(bytearray(size))
+            await _maybe_in_thread(is_slow, lambda: regions.read(tensor, data))
+            return Tensor(tensor.name, tensor.datatype, tensor.shape, bytes(data) if not is_slow else data)
+        block = await self._arena.allocate_or_wait(size, max(0.0, min(ARENA_WAIT_S, patience_s)))
+        try:
+            await _maybe_in_thread(is_slow, lambda: regions.read(tensor, block.view))
+        except BaseException:
+            block.release()
+            raise
+        return Tensor(tensor.name, tensor.datatype, tensor.shape, None, block.handle)
+
+    async def fetch(self, tensors: list[Tensor], regions: RequestRegions | None = None) -> list[Tensor]:
         """The tensors with their bytes in hand, for an answer to a client.
+
+        Those in `regions` are written there, straight out of the stage's arena, and have no bytes then.
 
         Raises:
             StaleHandleError: the stage freed a block meanwhile.
-            InternalError: a stage sent more or fewer bytes than it declared.
+            InternalError: a stage sent more or fewer bytes than it declared, or the client gave too little room.
+            InvalidTensorError: the client made its memory shorter.
         """
         fetched = []
         for tensor in tensors:
             _check_size(tensor)
             handle = tensor.handle
-            if handle is None:
+            if regions is not None and tensor.name in regions.outputs:
+                is_slow = tensor.byte_size >= OFF_LOOP_BYTES
+                await _maybe_in_thread(is_slow, self._writer(tensor, regions))
+                fetched.append(Tensor(tensor.name, tensor.datatype, tensor.shape, b""))
+            elif handle is None:
                 fetched.append(tensor)
             else:
                 data = (
@@ -77,6 +114,17 @@ class GatewayPlane:
                 )
                 fetched.append(Tensor(tensor.name, tensor.datatype, tensor.shape, data))
         return fetched
+
+    def _writer(self, tensor: Tensor, regions: RequestRegions) -> Callable[[], None]:
+        def write() -> None:
+            handle = tensor.handle
+            if handle is None:
+                regions.write(tensor.name, tensor.data or b"")
+            else:
+                regions.write(tensor.name, self._reader.view(handle))
+                self._reader.check(handle)
+
+        return write
 
     def _read(self, handle: Handle) -> bytes:
         data = bytes(self._reader.view(handle))
@@ -102,6 +150,22 @@ class GatewayPlane:
         owner = self._mesh.owner(handle.arena)
         if owner is not None:
             owner.release((handle,))
+
+
+async def _maybe_in_thread(is_slow: bool, work: Callable[[], T]) -> T:
+    """`work`, to its end also when the caller is cancelled: the memory that it touches is another's after that."""
+    if not is_slow:
+        return work()
+    working = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        while not working.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([working])
+        if not working.cancelled():
+            working.exception()  # nobody is left to be told
+        raise
 
 
 def _check_size(tensor: Tensor) -> None:

@@ -12,26 +12,18 @@ from typing import Protocol
 from gateway.ledger import Ledger
 from gateway.mesh import Mesh
 from gateway.plane import GatewayPlane
-from tensorline.errors import (
-    DeadlineError,
-    InternalError,
-    OverloadedError,
-    TensorlineError,
-    UnavailableError,
-    error_for_status,
-)
+from gateway.regions import RequestRegions
+from gateway.retries import failure_of, is_worth_another_try
+from tensorline.errors import DeadlineError, InternalError, TensorlineError
 from tensorline.rpc.connection import StageConnection
 from tensorline.rpc.frames import ParameterValue, StageResult, Submission
 from tensorline.telemetry.context import new_span_id
 from tensorline.telemetry.record import RequestRecord, StepRecord
 from tensorline.tensor import Tensor
 
-__all__ = ["RequestRunner", "Steps"]
+__all__ = ["RequestRunner", "Steps", "place_inputs"]
 
 log = logging.getLogger(__name__)
-
-ATTEMPTS = 2
-UNAVAILABLE = UnavailableError.status.value[0]
 
 
 class Steps(Protocol):
@@ -66,11 +58,14 @@ class RequestRunner:
     """Args:
     deadline: Monotonic seconds.
     record: Filled with each step as it ends.
+    regions: Where inputs are, and outputs are wanted, in the client's shared memory; None: nowhere.
+    ledger: For what the request holds, closed by the caller when he is done with it; None: it ends with `run`.
     """
 
     __slots__ = (
         "_deadline",
         "_done",
+        "_is_ledger_own",
         "_ledger",
         "_mesh",
         "_open",
@@ -78,6 +73,7 @@ class RequestRunner:
         "_plane",
         "_priority",
         "_record",
+        "_regions",
         "_steps",
         "version",
     )
@@ -91,6 +87,8 @@ class RequestRunner:
         deadline: float,
         parameters: Mapping[str, ParameterValue],
         priority: int = 0,
+        regions: RequestRegions | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
         self._mesh = mesh
         self._plane = plane
@@ -99,7 +97,9 @@ class RequestRunner:
         self._deadline = deadline
         self._parameters = parameters
         self._priority = priority
-        self._ledger = Ledger(plane.give_back)
+        self._regions = regions
+        self._ledger = Ledger(plane.give_back) if ledger is None else ledger
+        self._is_ledger_own = ledger is None
         self._open: dict[int, tuple[StageConnection, int]] = {}
         self._done: asyncio.Future[None] | None = None
         self.version = ""
@@ -119,14 +119,15 @@ class RequestRunner:
         self._done = loop.create_future()
         timer = loop.call_later(left, self._expire)
         try:
-            if self._plane.needs_placing(inputs):
-                inputs = await self._place(inputs)
+            if self._regions is not None or self._plane.needs_placing(inputs):
+                left = self._deadline - time.monotonic()
+                inputs = await place_inputs(self._plane, self._ledger, inputs, self._regions, left)
             for step in self._steps.start(inputs):
                 self._begin(step, 1)
             if self._steps.is_finished and not self._done.done():
                 self._done.set_result(None)
             await self._done
-            return await self._plane.fetch(self._steps.outputs)
+            return await self._plane.fetch(self._steps.outputs, self._regions)
         finally:
             timer.cancel()
             if self._done.done() and not self._done.cancelled():
@@ -134,16 +135,8 @@ class RequestRunner:
             for step, (connection, number) in self._open.items():
                 connection.cancel(number, self._steps.step_inputs(step))
             self._open.clear()
-            self._ledger.close()
-
-    async def _place(self, inputs: list[Tensor]) -> list[Tensor]:
-        placed = []
-        for tensor in inputs:
-            in_arena = await self._plane.place(tensor, self._deadline - time.monotonic())
-            if in_arena is not tensor:
-                self._ledger.hold((in_arena,))
-            placed.append(in_arena)
-        return placed
+            if self._is_ledger_own:
+                self._ledger.close()
 
     def _expire(self) -> None:
         self._fail(DeadlineError("the deadline passed before the answer was ready"))
@@ -226,23 +219,28 @@ class RequestRunner:
             self._done.set_result(None)
 
     def _take_failure(self, step: int, connection: StageConnection, record: StepRecord, result: StageResult) -> None:
-        is_lost = not connection.is_open
-        record.is_refused = result.status == UNAVAILABLE and result.not_started
-        may_repeat = record.is_refused or (result.status == UNAVAILABLE and is_lost)
-        may_repeat = may_repeat and record.attempt < ATTEMPTS and self._has_other(step, connection)
-        # A stage that drains refuses what was on its way to it: that is no failure, and costs nothing of the budget.
-        is_free = connection.is_draining and record.is_refused
-        if may_repeat and (is_free or self._mesh.budget(record.model).take(time.monotonic())):
+        if is_worth_another_try(self._mesh, self._steps.target(step), connection, record, result):
             self._begin(step, record.attempt + 1, (connection,))
-            return
-        error = error_for_status(result.status, result.error)
-        if is_lost:
-            error = UnavailableError(f"the instance of model '{record.model}' that ran the request is gone")
-        elif record.is_refused:
-            error = OverloadedError(result.error)
-        self._fail(self._steps.failure(step, error))
+        else:
+            self._fail(self._steps.failure(step, failure_of(connection, record, result)))
 
-    def _has_other(self, step: int, connection: StageConnection) -> bool:
-        """Somebody else could run it. If nobody can, the first refusal is the answer: it says more."""
-        candidates = self._mesh.serving(*self._steps.target(step))
-        return any(other.accepts and other is not connection for other in candidates)
+
+async def place_inputs(
+    plane: GatewayPlane, ledger: Ledger, inputs: list[Tensor], regions: RequestRegions | None, patience_s: float
+) -> list[Tensor]:
+    """The inputs where stages can read them; what that takes of our arena is in `ledger`.
+
+    Raises:
+        TensorlineError: as `GatewayPlane.place` and `place_region`.
+    """
+    placed, ends_at = [], time.monotonic() + patience_s
+    for tensor in inputs:
+        left = ends_at - time.monotonic()
+        if regions is not None and tensor.name in regions.inputs:
+            in_arena = await plane.place_region(tensor, regions, left)
+        else:
+            in_arena = await plane.place(tensor, left)
+        if in_arena is not tensor:
+            ledger.hold((in_arena,))
+        placed.append(in_arena)
+    return placed

@@ -177,14 +177,24 @@ class RequestChecker:
             self._refuse_empty_batch(request, tensor, wanted)
         if not wanted.itemsize:
             self._check_elements(request, tensor, count, wanted)
-        elif count * wanted.itemsize != tensor.byte_size:
+        elif count * wanted.itemsize != (tensor.byte_size or _region_bytes(request, tensor)):
             self._refuse_size(request, tensor, count * wanted.itemsize)
 
     def _check_elements(self, request: InferRequest, tensor: Tensor, count: int, wanted: _Input) -> None:
-        if tensor.data is None:  # in shared memory: looked at where it is read
-            return
+        if tensor.data is not None:  # else `check_text`, once it has been read out of shared memory
+            self._check_text(request, tensor.data, count, wanted)
+
+    def check_text(self, request: InferRequest, tensor: Tensor, data: memoryview) -> None:
+        """The bytes of a BYTES input of a checked request, that were in a client's shared memory.
+
+        Raises:
+            InvalidTensorError: they are not as many elements as its shape has.
+        """
+        self._check_text(request, data, element_count(tensor.shape), self._inputs[tensor.name])
+
+    def _check_text(self, request: InferRequest, data: bytes | memoryview, count: int, wanted: _Input) -> None:
         try:
-            check_elements(tensor.data, count, wanted.place)
+            check_elements(data, count, wanted.place)
         except InvalidTensorError as err:
             _refuse(request, str(err))
 
@@ -209,7 +219,7 @@ class RequestChecker:
         _refuse(
             request,
             f"input byte size mismatch for input '{tensor.name}' for model '{self._model}'. Expected {row}, got "
-            f"{tensor.byte_size}: a batch has at least one row, shape is {_shape(tensor.shape)}",
+            f"{tensor.byte_size or _region_bytes(request, tensor)}: a batch has at least one row, shape is {_shape(tensor.shape)}",
         )
 
     def _refuse_size(self, request: InferRequest, tensor: Tensor, want: int) -> NoReturn:
@@ -222,7 +232,7 @@ class RequestChecker:
         _refuse(
             request,
             f"input byte size mismatch for input '{tensor.name}' for model '{self._model}'. Expected {want}, got "
-            f"{tensor.byte_size}",
+            f"{tensor.byte_size or _region_bytes(request, tensor)}",
         )
 
 
@@ -238,6 +248,11 @@ def _input(spec: TensorSpec, config: ModelConfig) -> _Input:
         itemsize=0 if spec.datatype == BYTES else DATATYPES[spec.datatype].itemsize,
         place=f"for inference input '{spec.name}' for model '{config.name}'",
     )
+
+
+def _region_bytes(request: InferRequest, tensor: Tensor) -> int:
+    use = request.regions.get(tensor.name)
+    return 0 if use is None else use.byte_size
 
 
 def _refuse(request: InferRequest, reason: str) -> NoReturn:

@@ -7,17 +7,56 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import httptools
 import uvicorn
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tensorline.errors import ConfigError
 
 # Its lines of starting and stopping say nothing that ours do not.
 logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
 
-__all__ = ["bind_tcp", "bind_unix", "serve_http"]
+__all__ = ["HEADER_NAMES", "bind_tcp", "bind_unix", "serve_http"]
 
 CLOSE_S = 1.0
+CONNECTIONS = 1024
+KEEP_OPEN_S = 75
+"""Without a request. Clients keep connections for their next one, and few look whether it is still there."""
+HEAD_BYTES = 16 << 10
+"""Of a request's line and headers."""
+HEADER_NAMES = "tensorline.header_names"
+"""ASGI extension: the headers' names as they were sent, beside the scope's in lower case."""
+
+
+class _Protocol(HttpToolsProtocol):
+    """With a bound on a request's head, and the names of its headers as they came."""
+
+    _head_bytes = 0
+    _is_in_head = False
+
+    def data_received(self, data: bytes) -> None:
+        self._head_bytes += len(data)
+        super().data_received(data)
+        if self._is_in_head and self._head_bytes > HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response(f"The request's head has more than {HEAD_BYTES} bytes.")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._is_in_head = True
+        self._head_bytes = 0
+        self._names: list[bytes] = []
+        self.scope["extensions"] = {HEADER_NAMES: self._names}  # type: ignore[dict-item]
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._names.append(name)
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._is_in_head = False
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > HEAD_BYTES:
+            raise httptools.HttpParserError(f"more than {HEAD_BYTES} bytes")  # answered as a request that is none
+        super().on_headers_complete()
 
 
 class _Server(uvicorn.Server):
@@ -51,17 +90,18 @@ def bind_unix(path: Path) -> socket.socket:
 
 
 @contextlib.asynccontextmanager
-async def serve_http(app: Starlette, listener: socket.socket) -> AsyncIterator[None]:
+async def serve_http(app: ASGIApp, listener: socket.socket) -> AsyncIterator[None]:
     """Serve `app` on a bound socket while the block lasts; closes it."""
     config = uvicorn.Config(
         app,
         lifespan="off",
         access_log=False,
         log_config=None,
-        http="httptools",
+        http=_Protocol,
         ws="none",
         server_header=False,
-        limit_concurrency=256,
+        limit_concurrency=CONNECTIONS,
+        timeout_keep_alive=KEEP_OPEN_S,
         timeout_graceful_shutdown=1,
         h11_max_incomplete_event_size=16 << 10,
     )

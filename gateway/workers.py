@@ -1,5 +1,6 @@
 """Several gateway processes on one gRPC port: the kernel spreads connections, the parent keeps them running."""
 
+import contextlib
 import logging
 import os
 import signal
@@ -7,11 +8,14 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from gateway.settings import GatewaySettings
 from tensorline.cli.backoff import Backoff
 from tensorline.errors import ConfigError
 from tensorline.settings import PREFIX
+from tensorline.shm import open_directory
+from tensorline.shm.region_table import region_directory
 
 __all__ = ["run_workers"]
 
@@ -27,8 +31,15 @@ def run_workers(settings: GatewaySettings) -> int:
 
     Worker 1 of them also has the HTTP and metrics ports. A worker that ends with a configuration error ends all.
     """
-    guard = _hold_port(settings.grpc_address, settings.grpc_port)
-    port = guard.getsockname()[1]
+    with contextlib.ExitStack() as stack:
+        guard = stack.enter_context(_hold_port(settings.grpc_address, settings.grpc_port))
+        regions = None
+        if settings.allows_client_shm:
+            regions = stack.enter_context(region_directory(open_directory(settings.mesh_directory)))
+        return _run(settings, guard.getsockname()[1], regions)
+
+
+def _run(settings: GatewaySettings, port: int, regions: Path | None) -> int:
     stopping = False
 
     def ask(number: int, frame: object) -> None:
@@ -37,34 +48,34 @@ def run_workers(settings: GatewaySettings) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, ask)
-    workers = [_Worker(index, port) for index in range(1, settings.workers + 1)]
+    workers = [_Worker(index, port, regions) for index in range(1, settings.workers + 1)]
     while not stopping and not any(worker.status == 2 for worker in workers):
         time.sleep(LOOK_S)
         for worker in workers:
             worker.look(time.monotonic())
     _stop([worker.process for worker in workers], settings.drain_s + KILL_S)
-    guard.close()
     return 2 if any(worker.status == 2 for worker in workers) else 0
 
 
 class _Worker:
     """One of the processes, and when it is started again once it has ended."""
 
-    def __init__(self, index: int, port: int) -> None:
+    def __init__(self, index: int, port: int, regions: Path | None) -> None:
         self.status: int | None = None
         """Of the last end, until it is started again."""
         self._index = index
         self._port = port
+        self._regions = regions
         self._backoff = Backoff()
         self._restart_at = 0.0
         self._started = time.monotonic()
-        self.process = _start(index, port)
+        self.process = _start(index, port, regions)
 
     def look(self, now: float) -> None:
         if self.status is not None:
             if self.status != 2 and now >= self._restart_at:
                 self.status, self._started = None, now
-                self.process = _start(self._index, self._port)
+                self.process = _start(self._index, self._port, self._regions)
             return
         self.status = self.process.poll()
         if self.status is not None:
@@ -92,8 +103,10 @@ def _hold_port(address: str, port: int) -> socket.socket:
     return guard
 
 
-def _start(index: int, port: int) -> "subprocess.Popen[bytes]":
+def _start(index: int, port: int, regions: Path | None) -> "subprocess.Popen[bytes]":
     environ = {**os.environ, f"{PREFIX}WORKER": str(index), f"{PREFIX}GRPC_PORT": str(port)}
+    if regions is not None:
+        environ[f"{PREFIX}CLIENT_REGIONS"] = str(regions)
     # A new session: the terminal's signals are for the parent, which orders the stop.
     return subprocess.Popen(  # noqa: S603
         [sys.executable, "-m", "tensorline.cli.child", str(os.getpid()), "gateway"], env=environ, start_new_session=True

@@ -20,6 +20,7 @@ __all__ = [
     "StaleHandleError",
     "TensorlineError",
     "UnavailableError",
+    "UnloadableError",
     "UnsupportedError",
     "answering",
     "error_for_status",
@@ -36,6 +37,8 @@ class TensorlineError(Exception):
     """Base of expected failures. The message is written for the client: no path, address, handle or process id."""
 
     status: ClassVar[StatusCode] = StatusCode.INTERNAL
+    has_run: bool = False
+    """A model had been given the request. Set by the gateway, for front ends that tell such errors otherwise."""
 
 
 class InternalError(TensorlineError):
@@ -100,6 +103,10 @@ class ConfigError(TensorlineError):
     """A model or server configuration that cannot be used."""
 
     status = StatusCode.INVALID_ARGUMENT
+
+
+class UnloadableError(ConfigError):
+    """A configuration that can be read, of a model that cannot be loaded by it."""
 
 
 _BY_STATUS: dict[StatusCode, type[TensorlineError]] = {

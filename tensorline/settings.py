@@ -5,7 +5,7 @@ import logging
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -13,8 +13,10 @@ from pydantic import (
     ConfigDict,
     Field,
     NonNegativeFloat,
+    PositiveFloat,
     PositiveInt,
     ValidationError,
+    ValidationInfo,
     field_validator,
 )
 
@@ -37,6 +39,12 @@ class MeshSettings(BaseModel):
     """file:///dir, consul://host:port, static://a:1,b:2 or dns://name:port; empty: files in the mesh directory."""
     model_repository: list[Path] = Field(default_factory=list)
     """Model repositories; in the environment separated by colons."""
+    model_control_mode: Literal["none", "poll", "explicit"] = "none"
+    """When the repositories are looked at after the start: never, every `repository_poll_secs`, or when a client asks for
+    a model to be loaded."""
+    repository_poll_secs: PositiveFloat = 15.0
+    load_model: list[str] = Field(default_factory=list)
+    """Models to load at the start in mode explicit; "*" is all of them. In the environment separated by commas."""
     arena_bytes: Annotated[ByteSize, Field(ge=1 << 20)] = ByteSize(256 << 20)
     """Limit of this process's arena. It grows on demand and never shrinks."""
     inline_bytes: ByteSize = ByteSize(4 << 10)
@@ -46,6 +54,8 @@ class MeshSettings(BaseModel):
     log_level: str = "info"
     log_json: bool | None = None
     """None: JSON unless standard error is a terminal."""
+    log_format: Literal["default", "ISO8601"] = "default"
+    """How a line for people begins: with the time of day, or with date and time. JSON lines have both in either."""
     expose_model_errors: bool = False
     """Send the text of any exception of a model to the client, not only that of the model interface's own errors."""
 
@@ -53,6 +63,21 @@ class MeshSettings(BaseModel):
     @classmethod
     def _split(cls, value: object) -> object:
         return [part for part in value.split(":") if part] if isinstance(value, str) else value
+
+    @field_validator("load_model", mode="before")
+    @classmethod
+    def _split_names(cls, value: object) -> object:
+        return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
+
+    @field_validator("load_model")
+    @classmethod
+    def _check_mode(cls, value: list[str], info: ValidationInfo) -> list[str]:
+        mode = info.data.get("model_control_mode", "explicit")
+        if value and mode != "explicit":
+            raise ValueError(f"needs model_control_mode 'explicit', which is '{mode}'")
+        if "*" in value and len(value) > 1:
+            raise ValueError("'*' stands alone")
+        return value
 
     @field_validator("log_level")
     @classmethod

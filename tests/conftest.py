@@ -30,4 +30,4 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("compat", "tests/compat against a server that runs already")
     group.addoption("--server-grpc", metavar="HOST:PORT", help="gRPC address of a Triton on tests/compat's models")
     group.addoption("--server-http", metavar="HOST:PORT", help="HTTP address of the same server")
-    group.addoption("--server-metrics", metavar="HOST:PORT", help="its metrics; port 8002 of the same host if not given")
+    group.addoption("--server-metrics", metavar="HOST:PORT", help="its metrics; else port 8002 of that host")

@@ -1,11 +1,9 @@
 """A real Consul agent for tests: fetched once into .cache/consul, started empty in memory on free loopback ports."""
 
 import asyncio
-import fcntl
 import json
 import os
 import random
-import shutil
 import socket
 import subprocess
 import tempfile
@@ -14,69 +12,23 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+from tests.debian import fetch_packages
+
 __all__ = ["ConsulAgent", "consul_agent", "fetch_consul"]
 
 INSTALLED = Path("/usr/bin/consul")
-CACHE = Path(__file__).resolve().parents[1] / ".cache" / "consul"
-KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
-FETCH_S = 180.0
 READY_S = 20.0
 
 
 def fetch_consul() -> Path:
-    """The `consul` program: the installed one, else Debian 11's package unpacked into the cache; nothing is installed.
+    """The `consul` program: the installed one, else Debian 11's package.
 
-    Debian dropped the package after bullseye; the old one runs on Debian 12. It comes from the machine's own mirror,
-    checked against Debian's keyring by apt.
+    Debian dropped the package after bullseye; the old one runs on Debian 12.
 
     Raises:
         subprocess.CalledProcessError, OSError: it cannot be fetched. Tests then fail; they never skip.
     """
-    program = CACHE / "root/usr/bin/consul"
-    if INSTALLED.exists():
-        return INSTALLED
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # test workers start together
-        if not program.exists():
-            _fetch(CACHE)
-    return program
-
-
-def _fetch(cache: Path) -> None:
-    (cache / "lists/partial").mkdir(parents=True, exist_ok=True)
-    (cache / "archives/archives/partial").mkdir(parents=True, exist_ok=True)
-    sources = cache / "bullseye.list"
-    sources.write_text(f"deb [signed-by={KEYRING}] {_mirror()} bullseye main\n")
-    apt = [
-        "apt-get",
-        "-qq",
-        f"-oDir::State::Lists={cache / 'lists'}",
-        f"-oDir::Cache={cache / 'archives'}",
-        f"-oDir::Etc::SourceList={sources}",
-        "-oDir::Etc::SourceParts=/dev/null",
-        "-oAPT::Sandbox::User=root",
-        "-oAcquire::Languages=none",
-        "-oAcquire::Check-Valid-Until=false",
-    ]
-    for command in ([*apt, "update"], [*apt, "download", "consul"]):
-        subprocess.run(command, cwd=cache, check=True, timeout=FETCH_S, capture_output=True)
-    (package,) = cache.glob("consul_*.deb")
-    unpacked = cache / "unpacked"
-    shutil.rmtree(unpacked, ignore_errors=True)
-    subprocess.run(["dpkg-deb", "-x", package, unpacked], check=True, timeout=FETCH_S, capture_output=True)
-    unpacked.rename(cache / "root")  # last: the program is there whole or not at all
-    package.unlink()
-
-
-def _mirror() -> str:
-    """The machine's own package mirror, from either form of apt's sources."""
-    found = [*sorted(Path("/etc/apt/sources.list.d").glob("*.sources")), Path("/etc/apt/sources.list")]
-    for line in (line for path in found if path.exists() for line in path.read_text().splitlines()):
-        words = [word for word in line.split() if not word.startswith("[")]
-        if words[:1] in (["URIs:"], ["deb"]) and "security" not in line:
-            return words[1]
-    raise FileNotFoundError("no package mirror in /etc/apt/sources.list or /etc/apt/sources.list.d")
+    return INSTALLED if INSTALLED.exists() else fetch_packages("consul", "bullseye", ["consul"]) / "usr/bin/consul"
 
 
 def free_ports(count: int) -> list[int]:

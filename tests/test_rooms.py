@@ -20,9 +20,17 @@ MAY_SEE_STUBS = (
     "tensorline.config",
     "tensorline.stage.server",
     "tensorline.stage.session",  # one stream of that server
-    "tensorline.cli.infer",  # a client: the other end of the gateway's wire
+    "tensorline.cli.client",  # the other end of the gateway's wire
 )
-GATEWAY_FRONT_ENDS = ("gateway.grpc_v2", "gateway.rest_v2", "gateway.openai", "gateway.http", "gateway.front")
+GATEWAY_FRONT_ENDS = (
+    "gateway.grpc_v2",
+    "gateway.grpc_stream",
+    "gateway.operations",
+    "gateway.rest",
+    "gateway.openai",
+    "gateway.http",
+    "gateway.front",
+)
 """Modules, or packages, of the gateway that speak a wire protocol."""
 MAY_SEE_OTLP = ("tensorline.telemetry", "gateway.otlp")
 

@@ -7,7 +7,19 @@ from tensorline.protocol.stubs.inference import grpc_service_pb2 as pb
 
 __all__ = ["EXTENSIONS", "Metadata"]
 
-EXTENSIONS = ("classification", "model_configuration", "parameters")
+EXTENSIONS = (
+    "classification",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "model_configuration",
+    "system_shared_memory",
+    "cuda_shared_memory",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+    "trace",
+    "logging",
+)
 
 
 class Metadata:
@@ -44,7 +56,9 @@ class Metadata:
         return answer
 
     async def ModelConfig(self, request: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
-        config, _ = self._models.config(request.name, request.version)
+        found = self._models.find(request.name, request.version)
         answer = pb.ModelConfigResponse()
-        answer.config.ParseFromString(config.encoded)
+        answer.config.ParseFromString(found.config.encoded)
+        if found.is_decoupled:  # of a pipeline: because one of its steps is
+            answer.config.model_transaction_policy.decoupled = True
         return answer

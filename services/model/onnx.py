@@ -15,13 +15,13 @@ from typing import Any, Final
 import numpy as np
 
 from services.model.signature import check_signature, model_tensors
-from tensorline.config.model import ModelConfig
+from tensorline.config import ModelConfig, with_signature
 from tensorline.errors import BackendError, ConfigError, InvalidTensorError, TensorlineError
 from tensorline.stage.backend import Batch, Device, ModelDirectory
 from tensorline.stage.builtin import Parameters, input_array, is_wanted
 from tensorline.tensor import BYTES, Array
 
-__all__ = ["OnnxInstance"]
+__all__ = ["OnnxInstance", "complete"]
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +103,20 @@ class OnnxInstance:
         return dict(zip(names, map(_encoded, self._session.run(names, fed)), strict=True))
 
 
-def _open_session(ort: Any, model: ModelDirectory, device: Device) -> Any:
+def complete(model: ModelDirectory) -> ModelConfig:
+    """With the tensors of the model file where the configuration names none; else it is left as it is."""
+    config = model.config
+    if config.inputs and config.outputs:
+        return config
+    import onnxruntime
+
+    session = _open_session(onnxruntime, model, Device("cpu"), is_run=False)
+    given = [model_tensors(session.get_inputs()), model_tensors(session.get_outputs())]
+    inputs, outputs = ([(each.name, each.datatype, each.shape or ()) for each in tensors] for tensors in given)
+    return with_signature(config, inputs, outputs)
+
+
+def _open_session(ort: Any, model: ModelDirectory, device: Device, *, is_run: bool = True) -> Any:
     provider = (
         ("CUDAExecutionProvider", {"device_id": device.ordinal}) if device.kind == "gpu" else "CPUExecutionProvider"
     )
@@ -113,6 +126,8 @@ def _open_session(ort: Any, model: ModelDirectory, device: Device) -> Any:
     if not model.model_file.is_file():
         raise ConfigError(f"version {model.version} has no file '{name}'")
     options = _options(ort, model.config)
+    if not is_run:  # only to be looked at
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
         return ort.InferenceSession(str(model.model_file), options, providers=[provider])
     except Exception as error:

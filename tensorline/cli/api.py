@@ -25,10 +25,18 @@ def get_json(url: str, path: str, token: str = "", **query: object) -> Any:
         CommandError: nobody answers, or the answer is an error: with the server's own sentence.
     """
     status, body = _get(url, _with_query(path, query), token, TIMEOUT_S)
+    if status == 403:
+        raise CommandError(
+            f"the gateway at {url} refuses the operators' token of --token-file"
+            if token
+            else f"the gateway at {url} tells this to its operators alone: --token-file FILE names their token"
+        )
     try:
         answer = json.loads(body)
     except ValueError:
-        raise CommandError(f"{url}{path} answered with {status} and no JSON: is it a Tensorline gateway?") from None
+        raise CommandError(
+            f"{url}{path} answered with status {status} and no JSON: is it a Tensorline gateway?"
+        ) from None
     if status != 200:
         told = answer.get("error") if isinstance(answer, dict) else None
         raise CommandError(str(told or f"{url}{path} answered with status {status}"))
@@ -51,17 +59,20 @@ def wait_trace(url: str, trace_id: str, token: str = "", timeout_s: float = TRAC
             time.sleep(0.05)
 
 
-def is_ready(url: str, timeout_s: float = TIMEOUT_S) -> bool:
-    """Every model would be served now.
+def is_ready(url: str, timeout_s: float = TIMEOUT_S, model: str = "") -> bool:
+    """Every model would be served now; or only `model`, when one is named.
 
     Raises:
         CommandError: nobody answers.
     """
-    return _get(url, "/v2/health/ready", "", timeout_s)[0] == 200
+    path = f"/v2/models/{quote(model, safe='')}/ready" if model else "/v2/health/ready"
+    return _get(url, path, "", timeout_s)[0] == 200
 
 
-def read_token(file: Path | None) -> str:
+def read_token(file: Path | None, flag: str = "--token-file") -> str:
     """
+    Args:
+        flag: That named the file.
     Raises:
         CommandError: there is a file, but it cannot be read.
     """
@@ -70,7 +81,7 @@ def read_token(file: Path | None) -> str:
     try:
         return file.read_text().strip()
     except (OSError, ValueError) as error:
-        raise CommandError(f"--token-file {file}: {getattr(error, 'strerror', None) or error}") from None
+        raise CommandError(f"{flag} {file}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _with_query(path: str, query: dict[str, object]) -> str:
@@ -85,7 +96,7 @@ def _get(url: str, path: str, token: str, timeout_s: float) -> tuple[int, bytes]
     except ValueError:
         host, port = None, None
     if parts.scheme not in ("http", "https") or not host:
-        raise UsageError(f"{url!r} is no address of a gateway: http://host:port is one")
+        raise UsageError(f"--url {url!r} is no HTTP address: http://HOST:PORT is wanted, as http://localhost:8000")
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
     connection = kind(host, port, timeout=timeout_s)
@@ -95,8 +106,12 @@ def _get(url: str, path: str, token: str, timeout_s: float) -> tuple[int, bytes]
         return response.status, response.read(BODY_LIMIT)
     except TimeoutError:
         raise CommandError(f"the gateway at {url} did not answer within {timeout_s:g} s") from None
-    except (OSError, http.client.HTTPException) as error:
-        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    except http.client.HTTPException:  # its text would be what came, and that may be anything
+        raise CommandError(
+            f"what answers at {url} does not speak HTTP; the gateway's HTTP port is 8000 unless it was moved"
+        ) from None
+    except OSError as error:
+        why = getattr(error, "reason", None) or error.strerror or type(error).__name__
         raise CommandError(f"no gateway answers at {url} ({why}); is the mesh up?") from None
     finally:
         connection.close()

@@ -1,6 +1,7 @@
 """The commands that ask a running mesh. Their flags; the work is imported when one is called."""
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,66 +9,19 @@ import typer
 
 from tensorline.cli import flags
 from tensorline.cli.failure import UsageError
+from tensorline.cli.flags import HTTP_URL, AsJson
+from tensorline.cli.infer_command import infer
+from tensorline.cli.model_commands import config, load, shm, stats, unload
 
 __all__ = ["add_to"]
 
-GRPC_URL = "localhost:8001"
-HTTP_URL = "http://localhost:8000"
-
-AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of tables.")]
+WHICH = ("last", "slowest", "list")
+TRACE_ID = re.compile(r"[0-9a-fA-F]{32}")
 
 
 def add_to(app: typer.Typer) -> None:
-    for command in (infer, models, instances, trace, health):
+    for command in (infer, models, load, unload, config, stats, shm, instances, trace, health):
         app.command()(command)
-
-
-def infer(
-    model: Annotated[str, typer.Argument(help="NAME or NAME/VERSION.", metavar="MODEL")],
-    files: Annotated[
-        list[Path] | None,
-        typer.Argument(help="Each goes into the model's BYTES input, in a request of its own.", metavar="FILE"),
-    ] = None,
-    inputs: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--input", help="NAME=VALUE, NAME=@FILE or NAME=@ARRAY.npy; may be repeated.", metavar="NAME=VALUE"
-        ),
-    ] = None,
-    outputs: Annotated[
-        list[str] | None, typer.Option("--output", help="An output to ask for; all unless given.", metavar="NAME")
-    ] = None,
-    url: flags.GrpcUrl = GRPC_URL,
-    timeout: Annotated[float, typer.Option(help="Deadline of each request.", metavar="SECONDS", min=0.001)] = 60.0,
-    trace: Annotated[bool, typer.Option("--trace", help="Show where the time of the request went.")] = False,
-    http_url: Annotated[str, typer.Option(help="Where --trace asks for it.", metavar="URL")] = HTTP_URL,
-    token_file: flags.TokenFile = None,
-    as_json: AsJson = False,
-) -> None:
-    """Send a request to a model and show its answer."""
-    from tensorline.cli.api import read_token, wait_trace
-    from tensorline.cli.infer import Question, ask
-
-    if not files and not inputs:
-        raise UsageError("nothing to send: give a file, or --input NAME=VALUE")
-    question = Question(model, files or (), inputs or (), outputs or (), url, timeout, trace)
-    token = read_token(token_file)
-    told = [
-        (file, answer, wait_trace(http_url, answer.trace_id, token) if trace else []) for file, answer in ask(question)
-    ]
-    if as_json:
-        from tensorline.cli.outputs import json_of_answer
-
-        found = [json_of_answer(*one) for one in told]
-        _print_json(found if len(found) > 1 else found[0])
-        return
-    from tensorline.cli.outputs import print_answer
-    from tensorline.cli.views import open_console, print_traces
-
-    console = open_console()
-    for file, answer, traces in told:
-        print_answer(console, file, answer)
-        print_traces(console, traces)
 
 
 def models(url: flags.HttpUrl = HTTP_URL, token_file: flags.TokenFile = None, as_json: AsJson = False) -> None:
@@ -101,6 +55,8 @@ def trace(
     as_json: AsJson = False,
 ) -> None:
     """Show where the time of a request went."""
+    if which not in WHICH and not TRACE_ID.fullmatch(which):
+        raise UsageError(f"{which!r} is no trace: {', '.join(WHICH)} or a trace id of 32 hex digits is wanted")
     is_list = which == "list"
     answer = _ask(url, "/api/traces", token_file, which=which, model=model, limit=limit if is_list else None)
     if as_json:
@@ -120,9 +76,7 @@ def health(
             metavar="TARGET",
         ),
     ] = None,
-    model: Annotated[
-        str, typer.Option(help="A model's health instead of the process's; gRPC only.", metavar="NAME")
-    ] = "",
+    model: Annotated[str, typer.Option(help="A model's health instead of the process's.", metavar="NAME")] = "",
     timeout: Annotated[float, typer.Option(help="How long to wait.", metavar="SECONDS", min=0.001)] = 3.0,
 ) -> None:
     """Exit with 0 when a process is ready, else with 1."""

@@ -19,11 +19,15 @@ MESH_FIELDS: Final = frozenset(
         "mesh_directory",
         "discovery",
         "model_repository",
+        "model_control_mode",
+        "repository_poll_secs",
+        "load_model",
         "arena_bytes",
         "inline_bytes",
         "drain_s",
         "log_level",
         "log_json",
+        "log_format",
         "expose_model_errors",
     }
 )
@@ -46,8 +50,19 @@ GATEWAY_FIELDS: Final = MESH_FIELDS | {
     "admin_token_file",
     "trace_rate",
     "trace_store",
+    "allow_client_shm",
+    "max_client_regions",
+    "client_regions",
+    "http_max_input_size",
+    "http_restricted_api",
+    "http_header_forward_pattern",
+    "grpc_restricted_protocol",
+    "grpc_header_forward_pattern",
+    "trace_config",
+    "metrics_config",
+    "allow_cpu_metrics",
 }
-SINGLE_FIELDS: Final = frozenset({"listen", "advertise", "worker"})
+SINGLE_FIELDS: Final = frozenset({"listen", "advertise", "worker", "client_regions"})
 """Of one process: they make no sense for all that a mesh starts."""
 
 
@@ -80,4 +95,6 @@ def environment_of(
         for name, value in base.items()
         if not name.startswith(PREFIX) or keep_unknown or name.removeprefix(PREFIX).lower() in fields
     }
-    return kept | {f"{PREFIX}{field.upper()}": value for field, value in values.items() if field in fields}
+    told = {f"{PREFIX}{field.upper()}": value for field, value in values.items() if field in fields}
+    # gRPC's own lines about a port that is taken come before ours, in a form that no log reader knows.
+    return {"GRPC_VERBOSITY": "NONE"} | kept | told

@@ -1,17 +1,21 @@
-"""From what stands on the command line to the arrays that a model takes."""
+"""From text and files to the array that an input of a model takes."""
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
 from tensorline.cli.failure import UsageError
 from tensorline.tensor import BYTES, DATATYPES, Array, datatype_of
 
-__all__ = ["Wanted", "arrays_of", "fit", "read_value"]
+__all__ = ["Wanted", "array_of", "fit", "load_arrays", "read_bytes", "read_value"]
+
+SHOWN = 60
+"""Characters of a value that a message repeats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,43 +25,18 @@ class Wanted:
     name: str
     datatype: str
     shape: tuple[int, ...]
+    given_by: str = "--input"
+    """What a message calls the place that the value comes from."""
 
-
-def arrays_of(given: Sequence[str], file: Path | None, wanted: Sequence[Wanted]) -> dict[str, Array]:
-    """
-    Args:
-        given: "name=value", "name=@file" or "name=@array.npy".
-        file: Its bytes are the one element of the BYTES input that `given` leaves out.
-    Returns:
-        Array of each input, in the shape that the model takes.
-    Raises:
-        UsageError: an unknown or doubled name, a value that does not fit, a file that cannot be read.
-    """
-    by_name = {one.name: one for one in wanted}
-    arrays: dict[str, Array] = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise UsageError(f"--input {text}: write NAME=VALUE, NAME=@FILE or NAME=@ARRAY.npy")
-        if name not in by_name:
-            raise UsageError(f"--input {name}: the model takes {', '.join(by_name) or 'nothing'}")
-        if name in arrays:
-            raise UsageError(f"--input {name} is given twice")
-        arrays[name] = fit(read_value(value, by_name[name]), by_name[name])
-    if file is not None:
-        open_ = [one for one in wanted if one.name not in arrays and one.datatype == BYTES]
-        if len(open_) != 1:
-            have = ", ".join(f"{one.name} {one.datatype} {list(one.shape)}" for one in wanted)
-            raise UsageError(
-                f"a file needs one BYTES input to go to, and the model takes {have}: use --input NAME=@FILE"
-            )
-        arrays[open_[0].name] = fit(np.array(_read(file), dtype=np.object_), open_[0])
-    return arrays
+    def wrong(self, text: str) -> UsageError:
+        return UsageError(f"{self.given_by} {self.name}: {text}")
 
 
 def read_value(value: str, wanted: Wanted) -> Array:
     """An array of the wanted datatype, in the shape that is written.
 
+    Args:
+        value: Text, "@file", "@array.npy", or "@@text" for text that begins with an @.
     Raises:
         UsageError: a file that cannot be read, or text that is no value of that datatype.
     """
@@ -67,11 +46,16 @@ def read_value(value: str, wanted: Wanted) -> Array:
         return _parsed(value, wanted)
     path = Path(value[1:])
     if path.suffix == ".npy":
-        return _converted(_load(path), wanted)
-    raw = _read(path)
+        return array_of(load_arrays(path)[""], wanted)
+    raw = read_bytes(path)
     if wanted.datatype == BYTES:
         return np.array(raw, dtype=np.object_)
-    return _parsed(raw.decode(errors="replace"), wanted)
+    try:
+        return _parsed(raw.decode(), wanted)
+    except UnicodeDecodeError:
+        raise wanted.wrong(
+            f"{path} is no text, and the model takes {wanted.datatype}: .npy holds such values"
+        ) from None
 
 
 def fit(array: Array, wanted: Wanted) -> Array:
@@ -97,9 +81,7 @@ def fit(array: Array, wanted: Wanted) -> Array:
     try:
         return array.reshape(shape)
     except ValueError:
-        raise UsageError(
-            f"--input {wanted.name}: a value of shape {list(array.shape)} does not fit {list(wanted.shape)}"
-        ) from None
+        raise wanted.wrong(f"a value of shape {list(array.shape)} does not fit {list(wanted.shape)}") from None
 
 
 def _is_taken(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
@@ -112,57 +94,98 @@ def _parsed(text: str, wanted: Wanted) -> Array:
     try:
         value = json.loads(text)
     except ValueError:
-        value = [word for word in re.split(r"[\s,]+", text) if word]
-    try:
         # Words are numbers in any notation that Python reads; the list may be nested.
-        array = np.array(value)
-        if array.dtype.kind in "US":
-            array = array.astype(np.float64)
-    except ValueError:
-        array = np.array(None)
-    if array.dtype.kind not in "biuf":
-        raise UsageError(f"--input {wanted.name}: {text[:60]!r} is no {wanted.datatype} value")
-    return _converted(array, wanted)
+        value = [word for word in re.split(r"[\s,]+", text) if word]
+    return array_of(value, wanted, text)
 
 
 def _texts(text: str) -> Array:
     """A JSON list of strings, else the text itself as the only element."""
     if text.startswith("["):
         try:
-            value = json.loads(text)
+            return _strings(json.loads(text))
         except ValueError:
-            value = None
-        flat = np.array(value, dtype=np.object_)
-        if value is not None and all(isinstance(element, str) for element in flat.reshape(-1)):
-            return flat
+            pass
     return np.array(text.encode(), dtype=np.object_)
 
 
+def _strings(value: Any) -> Array:
+    """
+    Raises:
+        ValueError: it holds something else, or its rows differ in length.
+    """
+    flat = np.array(value, dtype=np.object_)
+    if not all(isinstance(element, str) for element in flat.reshape(-1)):
+        raise ValueError("not all are strings")
+    return flat
+
+
+def array_of(value: Any, wanted: Wanted, written: str | None = None) -> Array:
+    """What JSON or numpy holds, as an array of the wanted datatype, when every value is one of it.
+
+    Rounding to a shorter float is meant.
+
+    Args:
+        written: `value` as the user wrote it.
+    Raises:
+        UsageError: some value is not.
+    """
+    if wanted.datatype == BYTES and not isinstance(value, np.ndarray):
+        try:
+            return _strings(value)
+        except ValueError:
+            raise wanted.wrong(f"{_shown(value)} is no {BYTES} value: strings are wanted") from None
+    try:
+        array = np.array(value)
+        if array.dtype.kind in "US" and wanted.datatype != BYTES:
+            array = array.astype(np.float64)
+    except (ValueError, OverflowError):
+        array = np.array(None)
+    if array.dtype.kind not in "biufSUV" and not (wanted.datatype == BYTES and array.dtype.kind == "O"):
+        raise wanted.wrong(f"{_shown(value if written is None else written)} is no {wanted.datatype} value")
+    return _converted(array, wanted)
+
+
 def _converted(array: Array, wanted: Wanted) -> Array:
-    """As the wanted datatype, when every value is one of it. Rounding to a shorter float is meant."""
     dtype = DATATYPES[wanted.datatype]
-    if wanted.datatype == BYTES or array.dtype == dtype:
+    is_text = array.dtype.kind in "SUO"
+    if wanted.datatype == BYTES or is_text or array.dtype == dtype:
         if datatype_of(array.dtype) != wanted.datatype:
-            raise UsageError(f"--input {wanted.name}: the array is {array.dtype}, {wanted.datatype} is wanted")
-        return array
+            raise wanted.wrong(f"the array is {array.dtype}, {wanted.datatype} is wanted")
+        return array.astype(np.object_) if is_text else array
     with np.errstate(all="ignore"):
         converted = array.astype(dtype)
     if dtype.kind in "biu" and not np.array_equal(converted.astype(np.float64), array.astype(np.float64)):
-        raise UsageError(f"--input {wanted.name}: not every value is a {wanted.datatype}")
+        raise wanted.wrong(f"not every value is a {wanted.datatype}: {_shown(array.tolist())}")
     return converted
 
 
-def _load(path: Path) -> Array:
+def _shown(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return repr(text if len(text) <= SHOWN else f"{text[:SHOWN]}…")
+
+
+def load_arrays(path: Path) -> dict[str, Array]:
+    """What a .npy or .npz file holds, by name; the name of the only one in a .npy is "".
+
+    Raises:
+        UsageError: it cannot be read, or needs code to be (pickles).
+    """
     try:
-        array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
+        loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            return {"": loaded}
+        with loaded:
+            return {name: loaded[name] for name in loaded.files}
+    except (OSError, ValueError, EOFError, BadZipFile) as error:
         raise UsageError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
-    if not isinstance(array, np.ndarray):
-        raise UsageError(f"{path} holds several arrays, one is wanted")
-    return array
 
 
-def _read(path: Path) -> bytes:
+def read_bytes(path: Path) -> bytes:
+    """
+    Raises:
+        UsageError: it cannot be read.
+    """
     try:
         return path.read_bytes()
     except OSError as error:

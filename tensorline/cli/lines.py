@@ -2,18 +2,21 @@
 
 import contextlib
 import json
+import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import Empty, Full, Queue
 from typing import BinaryIO, Protocol
 
-__all__ = ["JsonOutput", "KeptOutput", "LineSplitter", "Output", "TerminalOutput", "plain_text"]
+__all__ = ["JsonOutput", "KeptOutput", "LineSplitter", "Output", "TerminalOutput", "last_words", "plain_text"]
 
 LINE_LIMIT = 64 << 10
 QUEUED_LINES = 10_000
 CLOSE_S = 2.0
+HUMAN = re.compile(rb"\d\d:\d\d:\d\d\.\d+ (debug|info|warning|error|critical) ")
+"""How a log line for people begins."""
 COLOURS = (36, 33, 32, 35, 34, 96, 93, 92)
 """ANSI foreground colours, handed out in the order in which the names are first heard of."""
 
@@ -59,6 +62,27 @@ def plain_text(line: bytes) -> str:
         with contextlib.suppress(ValueError, KeyError, TypeError):
             text = str(json.loads(text)["event"])
     return "".join(letter if letter.isprintable() or letter == "\t" else "\ufffd" for letter in text).strip()
+
+
+def last_words(lines: Sequence[bytes]) -> str:
+    """Why a process ended, as far as its last lines tell: the newest that is an error, or that is no log line at all.
+
+    What it was just doing (its newest information) is no reason: "" then.
+    """
+    for line in reversed(lines):
+        level = _level(line)
+        if level in ("", "error", "critical") and (text := plain_text(line)):
+            return text
+    return ""
+
+
+def _level(line: bytes) -> str:
+    """Of a log line in either of its forms; "" for another line."""
+    if line.startswith(b"{"):
+        with contextlib.suppress(ValueError, AttributeError):
+            return str(json.loads(line).get("level", ""))
+    found = HUMAN.match(line)
+    return found[1].decode() if found else ""
 
 
 class _Writer:

@@ -3,7 +3,6 @@
 import base64
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tensorline.cli.infer import Answer
+from tensorline.cli.client import Answer
 from tensorline.tensor import Array, datatype_of
 
 __all__ = ["json_of", "json_of_answer", "print_answer", "print_outputs"]
@@ -23,14 +22,16 @@ TEXT = 60
 """Characters of an element that are shown."""
 
 
-def print_answer(console: Console, file: Path | None, answer: Answer) -> None:
+def print_answer(console: Console, file: str, answer: Answer) -> None:
+    """`file`: what the request was about; "" for nothing to tell."""
     about = f"{answer.model} {answer.version}"
     console.print(Text(f"{file} · {about}" if file else about, style="bold"))
     print_outputs(console, answer.outputs)
 
 
-def json_of_answer(file: Path | None, answer: Answer, traces: Sequence[Any]) -> dict[str, Any]:
-    about: dict[str, Any] = {"file": str(file)} if file else {}
+def json_of_answer(file: str, answer: Answer, traces: Sequence[Any]) -> dict[str, Any]:
+    about: dict[str, Any] = {"file": file} if file else {}
+    about |= {"id": answer.id} if answer.id else {}
     about |= {"model_name": answer.model, "model_version": answer.version}
     about |= {"outputs": [json_of(*output) for output in answer.outputs.items()]}
     return about | ({"traces": traces} if traces else {})

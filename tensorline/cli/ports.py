@@ -2,8 +2,8 @@
 
 import errno
 import socket
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from tensorline.cli.failure import CommandError
 
@@ -29,7 +29,10 @@ class Listener:
         return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
 
-def check_free(listeners: Sequence[Listener]) -> None:
+ANY = Listener("a free port", "127.0.0.1", 0, "--grpc")
+
+
+def check_free(listeners: Iterable[Listener]) -> None:
     """
     Raises:
         CommandError: two ask for the same port, or one cannot be opened; with the flag to change.
@@ -42,17 +45,20 @@ def check_free(listeners: Sequence[Listener]) -> None:
             raise CommandError(
                 f"{other.what} and {listener.what} are both given port {listener.port}; change {listener.flag}-port"
             )
-        _check(listener)
+        _probe(listener)
 
 
-def free_port(address: str = "127.0.0.1") -> int:
-    """A port that nobody holds at this moment."""
-    with socket.socket(_family(address)) as probe:
-        probe.bind((address.strip("[]"), 0))
-        return int(probe.getsockname()[1])
+def free_port(listener: Listener = ANY) -> int:
+    """A port that nobody holds at this moment, on the listener's address.
+
+    Raises:
+        CommandError: the address is none of this machine's.
+    """
+    return _probe(replace(listener, port=0))
 
 
-def _check(listener: Listener) -> None:
+def _probe(listener: Listener) -> int:
+    """Listen for an instant: the port."""
     where = f"port {listener.port} on {listener.address or 'all addresses'}"
     try:
         with socket.socket(_family(listener.address)) as probe:
@@ -60,6 +66,7 @@ def _check(listener: Listener) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((listener.address.strip("[]"), listener.port))
             probe.listen(1)
+            return int(probe.getsockname()[1])
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise CommandError(

@@ -19,7 +19,7 @@ from itertools import groupby
 from typing import IO
 
 from tensorline.cli.backoff import Backoff
-from tensorline.cli.lines import LineSplitter, Output, plain_text
+from tensorline.cli.lines import LineSplitter, Output, last_words
 
 __all__ = ["Ended", "Program", "Supervisor", "open_supervisor"]
 
@@ -56,7 +56,7 @@ class Ended:
     """Exit code; negative: the signal that ended it."""
     ran_s: float
     said: str
-    """Its last line."""
+    """Why, in its own words: see `last_words`."""
 
     def __str__(self) -> str:
         how = f"exit code {self.code}" if self.code >= 0 else f"signal {signal.Signals(-self.code).name}"
@@ -134,8 +134,7 @@ class Supervisor:
                 if code not in (0, -signal.SIGTERM, -signal.SIGKILL):  # those two: asked for, or told already
                     self._output.event(name, f"stopped with exit code {code}", is_bad=True)
                 break
-            said = next((text for line in reversed(child.said) if (text := plain_text(line))), "")
-            ended = Ended(name, code, ran_s, said)
+            ended = Ended(name, code, ran_s, last_words(child.said))
             if not self._first_end.done():
                 self._first_end.set_result(ended)
             delay_s = child.backoff.ended(ran_s)

@@ -1,17 +1,18 @@
 """Triton's command-line flags that have no meaning here: taken, so that a start script need not change, and named.
 
-The flags that have one are options of the commands themselves (`flags.py`).
+The flags that have one are settings (`flags.py`).
 Source: `tritonserver --help`, releases 24 to 26.
 """
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 from tensorline.cli.failure import UsageError
 
-__all__ = ["TRITON_FLAGS", "TritonFlag", "is_true", "sort_out"]
+__all__ = ["TRITON_FLAGS", "TritonFlag", "is_true", "sort_out", "with_trace_config"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +35,6 @@ TRITON_FLAGS: Final[Mapping[str, TritonFlag]] = {
     # Start, repository
     "--strict-model-config": FALSE,
     "--disable-auto-complete-config": TritonFlag(takes_value=False),
-    "--model-control-mode": TritonFlag(as_here="none"),
-    "--load-model": NO_MEANING,
-    "--repository-poll-secs": NO_MEANING,
     "--model-config-name": NO_MEANING,
     "--model-load-retry-count": TritonFlag(as_here="0"),
     "--model-load-gpu-limit": NO_MEANING,
@@ -46,15 +44,9 @@ TRITON_FLAGS: Final[Mapping[str, TritonFlag]] = {
     "--allow-http": TRUE,
     "--allow-grpc": TRUE,
     "--allow-metrics": TRUE,
-    "--allow-client-shm": FALSE,
     "--reuse-http-port": FALSE,
     "--reuse-grpc-port": TritonFlag(as_here="false", instead="--workers shares the gRPC port between processes"),
     "--http-thread-count": TritonFlag(instead="--workers"),
-    "--http-max-input-size": NO_MEANING,
-    "--http-header-forward-pattern": NO_MEANING,
-    "--http-restricted-api": NO_MEANING,
-    "--grpc-header-forward-pattern": NO_MEANING,
-    "--grpc-restricted-protocol": NO_MEANING,
     "--grpc-infer-thread-count": TritonFlag(instead="--workers"),
     "--grpc-infer-allocation-pool-size": NO_MEANING,
     "--grpc-max-response-pool-size": NO_MEANING,
@@ -81,18 +73,9 @@ TRITON_FLAGS: Final[Mapping[str, TritonFlag]] = {
     "--vertex-ai-thread-count": NO_MEANING,
     "--vertex-ai-default-model": NO_MEANING,
     # Logs, metrics, traces
-    "--log-format": TritonFlag(instead="lines are JSON unless stderr is a terminal"),
     "--log-file": TritonFlag(instead="redirect stderr"),
-    "--metrics-config": NO_MEANING,
     "--metrics-interval-ms": NO_MEANING,
-    "--allow-cpu-metrics": NO_MEANING,
     "--allow-gpu-metrics": NO_MEANING,
-    "--trace-config": TritonFlag(instead="OTEL_EXPORTER_OTLP_ENDPOINT"),
-    "--trace-file": TritonFlag(instead="`tensorline trace`"),
-    "--trace-level": NO_MEANING,
-    "--trace-rate": NO_MEANING,
-    "--trace-count": NO_MEANING,
-    "--trace-log-frequency": NO_MEANING,
     # Backends, memory, scheduling
     "--backend-directory": NO_MEANING,
     "--backend-config": TritonFlag(instead=IN_CONFIG),
@@ -111,6 +94,40 @@ TRITON_FLAGS: Final[Mapping[str, TritonFlag]] = {
 }
 
 
+TRACE_FLAGS: Final[Mapping[str, str]] = {
+    "--trace-level": "level",
+    "--trace-rate": "rate",
+    "--trace-count": "count",
+    "--trace-file": "triton,file",
+    "--trace-log-frequency": "triton,log-frequency",
+}
+"""Triton's older flags, and what each is of --trace-config."""
+
+
+def with_trace_config(arguments: Sequence[str]) -> list[str]:
+    """The older flags in the form of the newer one.
+
+    Raises:
+        UsageError: both forms are there, or a value is missing.
+    """
+    told: list[str] = []
+    old = ""
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        name, has_value, value = word.partition("=")
+        if name in TRACE_FLAGS:
+            if not has_value and not rest:
+                raise UsageError(f"{name} needs a value")
+            old = name
+            told += ["--trace-config", f"{TRACE_FLAGS[name]}={value if has_value else rest.pop(0)}"]
+        else:
+            told.append(word)
+    if old and any(word.partition("=")[0] == "--trace-config" for word in arguments):
+        raise UsageError(f"{old} and --trace-config say the same in two ways: use --trace-config alone")
+    return told
+
+
 def is_true(flag: str, value: str) -> bool:
     """A switch in Triton's manner: it always has a value.
 
@@ -125,37 +142,59 @@ def is_true(flag: str, value: str) -> bool:
     raise UsageError(f"{flag} is true or false, not {value!r}")
 
 
-def sort_out(arguments: Sequence[str], known: Iterable[str]) -> list[str]:
-    """Go through what the command's own options left over: one warning for each of Triton's flags that changes nothing.
+def sort_out(
+    arguments: Sequence[str], takes_value: Mapping[str, bool], elsewhere: Mapping[str, str] = MappingProxyType({})
+) -> tuple[list[str], list[str]]:
+    """Tell a command's own flags from those of Triton that change nothing here.
 
     Args:
-        arguments: "--flag=value", "--flag value" or "--switch", in their order.
-        known: The command's own flags, to suggest the nearest.
+        arguments: "--flag=value", "--flag value" or "--switch" and other words, in their order.
+        takes_value: The command's own flags; whether a value follows.
+        elsewhere: Flags of ours that this command does not have, with a command that has each.
+    Returns:
+        What is left for the command, and one warning for each flag that would have changed something.
     Raises:
-        UsageError: neither ours nor Triton's, or its value is missing.
+        UsageError: neither ours nor Triton's (with the nearest name), or its value is missing.
     """
-    warnings, rest = [], list(arguments)
+    own: list[str] = []
+    ignored: dict[str, list[str]] = {}
+    rest = list(arguments)
     while rest:
-        name, has_value, value = rest.pop(0).partition("=")
+        word = rest.pop(0)
+        name, has_value, value = word.partition("=")
+        if word == "--":
+            return [*own, word, *rest], _warnings(ignored)
+        if name in takes_value or not name.startswith("--"):
+            own.append(word)
+            if takes_value.get(name) and not has_value and rest:
+                own.append(rest.pop(0))
+            continue
         flag = TRITON_FLAGS.get(name)
         if flag is None:
-            raise _unknown(name, known)
+            raise _unknown(name, takes_value, elsewhere)
         if flag.takes_value and not has_value:
             if not rest:
                 raise UsageError(f"{name} needs a value")
             value = rest.pop(0)
         if flag.as_here is None or value.lower() not in _spellings(flag.as_here):
-            given = f"{name}={value}" if flag.takes_value else name
-            warnings.append(f"{given} has no effect here" + (f"; {flag.instead}" if flag.instead else ""))
-    return warnings
+            ignored.setdefault(name, []).append(f"{name}={value}" if flag.takes_value else name)
+    return own, _warnings(ignored)
+
+
+def _warnings(ignored: Mapping[str, Sequence[str]]) -> list[str]:
+    told = []
+    for name, given in ignored.items():
+        instead = TRITON_FLAGS[name].instead
+        told.append(f"{', '.join(given)} has no effect here" + (f"; {instead}" if instead else ""))
+    return told
 
 
 def _spellings(value: str) -> tuple[str, ...]:
     return {"true": ("true", "1", "on"), "false": ("false", "0", "off")}.get(value, (value,))
 
 
-def _unknown(name: str, known: Iterable[str]) -> UsageError:
-    if not name.startswith("-"):
-        return UsageError(f"unexpected argument {name!r}")
-    near = difflib.get_close_matches(name, [*known, *TRITON_FLAGS], n=1)
+def _unknown(name: str, own: Mapping[str, bool], elsewhere: Mapping[str, str]) -> UsageError:
+    if name in elsewhere:
+        return UsageError(f"{name} is a flag of `tensorline {elsewhere[name]}`, not of this command")
+    near = difflib.get_close_matches(name, [*own, *TRITON_FLAGS], n=1)
     return UsageError(f"there is no flag {name}" + (f"; did you mean {near[0]}?" if near else ""))

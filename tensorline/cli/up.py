@@ -2,16 +2,22 @@
 
 import asyncio
 import contextlib
+import math
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Protocol
 
+from tensorline.cli.failure import CommandError
 from tensorline.cli.lines import JsonOutput, Output, TerminalOutput
-from tensorline.cli.mesh import Mesh, Plan, open_mesh
+from tensorline.cli.mesh import PATIENCE_S, Mesh, Plan, State, open_mesh
 
 __all__ = ["Screen", "run_up", "screen_of_stderr"]
+
+
+AGAIN_S = 1.0
+"""Between two looks at a mesh that is used already."""
 
 
 class Screen(Protocol):
@@ -68,54 +74,83 @@ def screen_of_stderr(width: int) -> Screen:
     return TerminalScreen(width) if sys.stderr.isatty() else PlainScreen()
 
 
-async def run_up(plan: Plan, screen: Screen, *, must_start: bool = True) -> None:
+async def run_up(plan: Plan, screen: Screen, *, must_start: bool = True, must_load: bool = False) -> None:
     """Returns when SIGINT, SIGTERM or SIGHUP has stopped everything.
 
+    Args:
+        must_start: A process that ends before the mesh is ready is a failure.
+        must_load: So is a model that cannot be loaded.
     Raises:
-        CommandError: a port is taken, or a process ended before the mesh was ready. Nothing is left.
+        CommandError: a port is taken, or one of these failures. Nothing is left.
     """
     try:
         async with open_mesh(plan, screen.output) as mesh:
             with _stop_signals(mesh.supervisor.kill) as stop:
                 try:
-                    await _serve(mesh, screen, stop, must_start=must_start)
+                    await _until(stop, _serve(mesh, screen, must_start=must_start, must_load=must_load))
                 finally:
                     screen.settle()
                 print("stopping: the gateway finishes what is in flight, then the services end", flush=True)
                 started = time.monotonic()
-                await mesh.supervisor.stop()
+                await mesh.stop()
                 print(f"stopped in {time.monotonic() - started:.1f} s", flush=True)
     finally:
         screen.settle()
         screen.output.close()
 
 
-async def _serve(mesh: Mesh, screen: Screen, stop: asyncio.Event, *, must_start: bool) -> None:
-    stopping = asyncio.ensure_future(stop.wait())
-    ready = asyncio.ensure_future(mesh.wait_ready(screen.report, must_start=must_start))
+async def _until(stop: asyncio.Event, work: Coroutine[object, object, None]) -> None:
+    """Run `work`, which never ends by itself unless it fails, until the stop is asked for."""
+    stopping, working = asyncio.ensure_future(stop.wait()), asyncio.ensure_future(work)
     try:
-        await asyncio.wait({stopping, ready}, return_when=asyncio.FIRST_COMPLETED)
-        if not ready.done():
-            return
-        missing = ready.result()
-        screen.settle()
-        for name in missing:
-            screen.output.event(name, "runs, but the gateway has not heard of a service of this name", is_bad=True)
-        _tell_endpoints(mesh)
-        await stopping
+        await asyncio.wait({stopping, working}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
     finally:
         stopping.cancel()
-        ready.cancel()
+        working.cancel()
 
 
-def _tell_endpoints(mesh: Mesh) -> None:
+async def _serve(mesh: Mesh, screen: Screen, *, must_start: bool, must_load: bool) -> None:
+    patience_s = math.inf if must_load else PATIENCE_S
+    state = await mesh.wait_ready(screen.report, must_start=must_start, patience_s=patience_s)
+    if must_load and state.unready:
+        raise CommandError(f"{_told(state.unready)}; --exit-on-error=false serves the others")
+    screen.settle()
+    _tell_endpoints(mesh, state)
+    for name in state.missing:
+        screen.output.event(name, "runs, but the gateway has not heard of a service of this name", is_bad=True)
+    while not state.is_ready:
+        await asyncio.sleep(AGAIN_S)
+        state = await mesh.wait_ready(lambda text: None, must_start=False)
+        if state.is_ready:
+            print(
+                f"all is ready now, after {time.monotonic() - mesh.started:.1f} s: {_named(state.models)}", flush=True
+            )
+    await asyncio.Event().wait()
+
+
+def _tell_endpoints(mesh: Mesh, state: State) -> None:
     plan = mesh.plan
-    models = ", ".join(mesh.models) or "no model"
-    print(f"ready after {time.monotonic() - mesh.started:.1f} s: {models}")
+    after = f"after {time.monotonic() - mesh.started:.1f} s"
+    print(f"{'ready' if state.is_ready else 'serving'} {after}: {_named(state.models)}")
+    for name, why in state.unready:
+        print(f"  NOT READY  {name}{f': {why}' if why else ''}")
+    if not state.is_ready and not state.unready:
+        print("  the gateway is not ready; it tells why to whoever has the token of --admin-token-file")
     print(f"  gRPC     {plan.grpc.target}")
     print(f"  HTTP     {plan.http_url}")
     print(f"  metrics  http://{plan.metrics.target}/metrics")
     print("  Ctrl-C stops it", flush=True)
+
+
+def _named(models: Sequence[str]) -> str:
+    return ", ".join(models) or "no model"
+
+
+def _told(unready: Sequence[tuple[str, str]]) -> str:
+    models = "; ".join(f"{name}{f' ({why})' if why else ''}" for name, why in unready)
+    return f"not every model could be loaded: {models}"
 
 
 @contextlib.contextmanager

@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tensorline.cli.look import short_reason
 from tensorline.telemetry.waterfall import waterfall
 
-__all__ = ["open_console", "print_instances", "print_models", "print_trace_list", "print_traces"]
+__all__ = ["make_table", "open_console", "print_instances", "print_models", "print_trace_list", "print_traces", "show"]
 
 MIB = 1 << 20
 FILE_WIDTH = 120
@@ -26,7 +27,7 @@ def open_console() -> Console:
 
 
 def print_models(console: Console, models: Sequence[Mapping[str, Any]]) -> None:
-    table = _table("model", "version", "state", "backend", "batch")
+    table = make_table("model", "version", "state", "backend", "batch")
     table.add_column("served by", overflow="fold")
     for model in models:
         is_ready = model["state"] == "READY"
@@ -38,13 +39,13 @@ def print_models(console: Console, models: Sequence[Mapping[str, Any]]) -> None:
             _state(model["state"]),
             Text(str(model.get("backend", ""))),
             str(model.get("max_batch_size", "")),
-            Text(served_by if is_ready else str(model.get("reason", ""))),
+            Text(served_by if is_ready else short_reason(model["name"], str(model.get("reason", "")))),
         )
-    _show(console, table, "the gateway knows of no model")
+    show(console, table, "the gateway knows of no model")
 
 
 def print_instances(console: Console, instances: Sequence[Mapping[str, Any]]) -> None:
-    table = _table("instance", "state", "host", "tensors", "busy", "queue", "MiB")
+    table = make_table("instance", "state", "host", "tensors", "busy", "queue", "MiB")
     table.add_column("models", overflow="fold")
     for one in instances:
         models = [name for name, _, state in (model.partition(" ") for model in one["models"]) if state == "READY"]
@@ -58,7 +59,7 @@ def print_instances(console: Console, instances: Sequence[Mapping[str, Any]]) ->
             f"{one['arena_bytes'] / MIB:.1f}",
             Text(", ".join(models)),
         )
-    _show(console, table, "the gateway has heard of no service")
+    show(console, table, "the gateway has heard of no service")
 
 
 def print_traces(console: Console, traces: Iterable[Any]) -> None:
@@ -67,7 +68,7 @@ def print_traces(console: Console, traces: Iterable[Any]) -> None:
 
 
 def print_trace_list(console: Console, traces: Sequence[Mapping[str, Any]]) -> None:
-    table = _table("trace", "started", "status", "ms")
+    table = make_table("trace", "started", "status", "ms")
     table.add_column("model", overflow="fold")
     for trace in traces:
         table.add_row(
@@ -77,14 +78,14 @@ def print_trace_list(console: Console, traces: Sequence[Mapping[str, Any]]) -> N
             f"{trace['duration_ns'] / 1e6:.2f}",
             Text(f"{trace['model']} {trace['version']}"),
         )
-    _show(console, table, "no request is kept yet")
+    show(console, table, "no request is kept yet")
 
 
-def _table(*columns: str) -> Table:
-    """Columns that are never broken; one that may be comes after them."""
+def make_table(*columns: str, numbers: Iterable[str] = ()) -> Table:
+    """Columns that are never broken, those with numbers behind the others; one that may be broken comes after them."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for column in columns:
-        table.add_column(column, justify="right" if column in NUMBERS else "left", no_wrap=True)
+    for column in (*columns, *numbers):
+        table.add_column(column, justify="right" if column in (*NUMBERS, *numbers) else "left", no_wrap=True)
     return table
 
 
@@ -92,5 +93,5 @@ def _state(state: str) -> Text:
     return Text(state, style="green" if state in ("READY", "OK") else "yellow" if state == "LOADING" else "red")
 
 
-def _show(console: Console, table: Table, when_empty: str) -> None:
+def show(console: Console, table: Table, when_empty: str) -> None:
     console.print(table if table.row_count else when_empty)

@@ -4,11 +4,11 @@ from collections.abc import Mapping, MutableSequence, Sequence
 from typing import Final
 
 from tensorline.config.model import ModelConfig
-from tensorline.config.values import config_from_message, config_to_message
+from tensorline.config.values import config_from_message, config_to_message, data_type
 from tensorline.errors import ConfigError
 from tensorline.protocol.stubs.inference import model_config_pb2 as pb
 
-__all__ = ["FILELESS_BACKENDS", "complete", "complete_groups", "is_fileless", "with_devices"]
+__all__ = ["FILELESS_BACKENDS", "complete", "complete_groups", "is_fileless", "with_devices", "with_signature"]
 
 DEFAULT_FILES: Final[Mapping[str, str]] = {
     "tensorrt": "model.plan",
@@ -211,3 +211,42 @@ def with_devices(config: ModelConfig, gpus: Sequence[int]) -> ModelConfig:
         if not group.gpus:
             group.gpus.extend(gpus)
     return config_from_message(message)
+
+
+Signature = Sequence[tuple[str, str, Sequence[int]]]
+"""Name, datatype and whole shape (-1: any size) of each tensor that a model file takes, or gives."""
+
+
+def with_signature(config: ModelConfig, inputs: Signature, outputs: Signature, *, batch_limit: int = 4) -> ModelConfig:
+    """The configuration with what it leaves out of its tensors, as the model file has them.
+
+    Args:
+        batch_limit: max_batch_size of a model without one whose tensors all begin with a size that is left open, where
+            the configuration says nothing of any tensor. It is batched then.
+    Raises:
+        ConfigError: a datatype that the protocol does not have.
+    Source: model-config.md §12.5.
+    """
+    message = config_to_message(config)
+    is_blank = not message.input and not message.output and not message.max_batch_size
+    is_open = all(shape and shape[0] == -1 for _, _, shape in (*inputs, *outputs))
+    if is_blank and is_open and inputs and outputs:
+        message.max_batch_size = batch_limit
+        if batch_limit > 1 and message.WhichOneof("scheduling_choice") is None:
+            message.dynamic_batching.preferred_batch_size.append(batch_limit)
+    leading = 1 if message.max_batch_size > 0 else 0
+    has = bool(message.input), bool(message.output)
+    for name, datatype, shape in () if has[0] else inputs:
+        message.input.add(name=name, data_type=_of_file(config, name, datatype), dims=shape[leading:])
+    for name, datatype, shape in () if has[1] else outputs:
+        message.output.add(name=name, data_type=_of_file(config, name, datatype), dims=shape[leading:])
+    return config_from_message(message)
+
+
+def _of_file(config: ModelConfig, tensor: str, datatype: str) -> "pb.DataType.ValueType":
+    known = data_type(datatype)
+    if known is None:
+        raise ConfigError(
+            f"tensor '{tensor}' of model '{config.name}' is {datatype} in the model file: no datatype of ours"
+        )
+    return known

@@ -7,15 +7,27 @@ from pathlib import Path
 from tensorline.config.complete import complete, complete_groups
 from tensorline.config.ensemble import check_graph
 from tensorline.config.model import ModelConfig
-from tensorline.config.parse import TEXT_LIMIT, parse_config
+from tensorline.config.parse import TEXT_LIMIT, parse_config, parse_config_json
 from tensorline.config.validate import validate, validate_tensors
 from tensorline.config.values import config_from_encoded, config_from_message
-from tensorline.errors import ConfigError
+from tensorline.errors import ConfigError, UnloadableError
 from tensorline.protocol.stubs.inference import model_config_pb2 as pb
 
-__all__ = ["CONFIG_FILE", "Completer", "config_from_encoded", "config_from_text", "load_config", "version_numbers"]
+__all__ = [
+    "CONFIG_FILE",
+    "OVERRIDE",
+    "Completer",
+    "config_from_encoded",
+    "config_from_override",
+    "config_from_text",
+    "is_version_name",
+    "load_config",
+    "version_numbers",
+]
 
 CONFIG_FILE = "config.pbtxt"
+OVERRIDE = "config override"
+"""What errors call a configuration that came with a load request."""
 
 Completer = Callable[[pb.ModelConfig, Path], None]
 """A backend's auto-completion: fills inputs, outputs, max_batch_size, scheduler from the model file in a version's
@@ -28,7 +40,8 @@ def load_config(model_path: Path, completer: Completer | None = None) -> ModelCo
     Args:
         completer: Called after the policies are validated, with the highest version's directory.
     Raises:
-        ConfigError: names the model, the field, its value and what was wanted. No absolute path is in it.
+        ConfigError: names the model, the field, its value and what was wanted. No absolute path is in it. An
+            UnloadableError for what stands in inputs, outputs and steps: as Triton, we find that only at the load.
     """
     model = model_path.name
     source = f"{model}/{CONFIG_FILE}"
@@ -55,17 +68,31 @@ def config_from_text(text: str, model: str) -> ModelConfig:
     return _completed(parse_config(text, f"{model}/{CONFIG_FILE}"), model, None, None)
 
 
+def config_from_override(text: str, model: str, model_path: Path | None) -> ModelConfig:
+    """The configuration that a load request gives in place of the file: JSON of an inference.ModelConfig.
+
+    Args:
+        model_path: Of the directory that it is for; None: a model without one.
+    Raises:
+        ConfigError: as `load_config`; the text is called the "config override".
+    """
+    return _completed(parse_config_json(text, f"{model}: {OVERRIDE}"), model, model_path, None)
+
+
 def _completed(message: pb.ModelConfig, model: str, path: Path | None, completer: Completer | None) -> ModelConfig:
     versions = [path / str(number) for number in version_numbers(path)] if path is not None else []
     complete(message, model, sorted(os.listdir(versions[0])) if versions else ())
     validate(message)
     if completer is not None and versions:
         completer(message, versions[-1])
-    complete_groups(message)
-    validate_tensors(message)
-    config = config_from_message(message)
-    if config.is_ensemble:
-        check_graph(config)
+    try:
+        complete_groups(message)
+        validate_tensors(message)
+        config = config_from_message(message)
+        if config.is_ensemble:
+            check_graph(config)
+    except ConfigError as err:
+        raise UnloadableError(str(err)) from err
     return config
 
 
@@ -73,11 +100,11 @@ def version_numbers(model_path: Path) -> list[int]:
     """Version directories, ascending. Names with a leading zero or a non-digit are other things."""
     try:
         with os.scandir(model_path) as entries:
-            found = [int(entry.name) for entry in entries if _is_version(entry.name) and entry.is_dir()]
+            found = [int(entry.name) for entry in entries if is_version_name(entry.name) and entry.is_dir()]
     except OSError:
         return []
     return sorted(found)
 
 
-def _is_version(name: str) -> bool:
+def is_version_name(name: str) -> bool:
     return name.isascii() and name.isdigit() and not name.startswith("0") and len(name) < 20

@@ -12,6 +12,8 @@ __all__ = [
     "SequenceBatching",
     "TensorSpec",
     "VersionPolicy",
+    "WarmupInput",
+    "WarmupSample",
 ]
 
 
@@ -97,6 +99,26 @@ class VersionPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class WarmupInput:
+    """One tensor of a warm-up request, `dims` without the batch dimension."""
+
+    datatype: str
+    dims: tuple[int, ...]
+    is_random: bool = False
+    file: str = ""
+    """Name in the model's folder `warmup`, of raw tensor bytes; "": zeros, unless it is random."""
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupSample:
+    name: str
+    batch_size: int
+    """Requests of one row each that run together; 0: the sample is passed over."""
+    inputs: Mapping[str, WarmupInput]
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     name: str
     backend: str
@@ -121,6 +143,8 @@ class ModelConfig:
     response_cache: bool = False
     max_inflight_requests: int = 0
     """Of a pipeline, for each step; 0: no limit."""
+    warmups: tuple[WarmupSample, ...] = ()
+    """What each instance runs before it is used."""
 
     @property
     def is_ensemble(self) -> bool:

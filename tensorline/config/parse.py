@@ -3,19 +3,22 @@
 import difflib
 import re
 
-from google.protobuf import text_format
+from google.protobuf import json_format, text_format
 from google.protobuf.descriptor import Descriptor
 
 from tensorline.errors import ConfigError
 from tensorline.protocol.pool import POOL
 from tensorline.protocol.stubs.inference import model_config_pb2 as pb
 
-__all__ = ["TEXT_LIMIT", "parse_config"]
+__all__ = ["TEXT_LIMIT", "parse_config", "parse_config_json"]
 
 TEXT_LIMIT = 1 << 20
 """Bytes of one config.pbtxt."""
 
 _NO_FIELD = re.compile(r'Message type "(?P<type>[\w.]+)" has no field named "(?P<name>[^"]*)"')
+_NO_JSON_VALUE = re.compile(
+    r"Invalid enum value (?P<name>\S+) for enum type (?P<type>[\w.]+) at (?P<path>[\w.\[\]]+?)\.*$"
+)
 _NO_VALUE = re.compile(r'Enum type "(?P<type>[\w.]+)" has no value (?:named|with number) (?P<name>\S+?)\.?$')
 
 
@@ -36,6 +39,34 @@ def parse_config(text: str, source: str) -> pb.ModelConfig:
         raise ConfigError(f"{source}{'' if line is None else f' line {line}'}: {_explained(err, text)}") from err
     except (RecursionError, ValueError, TypeError, LookupError, AttributeError) as err:  # of text_format, unlocated
         raise ConfigError(f"{source}: {str(err).replace('inference.', '')}") from err
+
+
+def parse_config_json(text: str, source: str) -> pb.ModelConfig:
+    """Parse the JSON form: field names as in the text form or in camel case, enum values by name.
+
+    Raises:
+        ConfigError: names `source`, the line of what is no JSON, the field, and the nearest name that exists.
+    """
+    if len(text) > TEXT_LIMIT:
+        raise ConfigError(f"{source} has {len(text)} characters, at most {TEXT_LIMIT} are read")
+    if not text.lstrip().startswith("{"):
+        raise ConfigError(f"{source} is no JSON object")
+    try:
+        return json_format.Parse(text, pb.ModelConfig(), descriptor_pool=POOL)
+    except (json_format.Error, RecursionError, ValueError, TypeError, LookupError, AttributeError) as err:
+        raise ConfigError(f"{source}: {_explained_json(str(err))}") from err
+
+
+def _explained_json(reason: str) -> str:
+    if found := _NO_JSON_VALUE.search(reason):
+        values = [value.name for value in POOL.FindEnumTypeByName(f"inference.{_short(found['type'])}").values]
+        where = found["path"].partition(".")[2]
+        return f"field '{where}': unknown value '{found['name']}' of {found['type']}{_nearest(found['name'], values)}"
+    if found := _NO_FIELD.search(reason):
+        message: Descriptor = POOL.FindMessageTypeByName(found["type"])
+        names = [field.name for field in message.fields]
+        return f"unknown field '{found['name']}' in {_short(found['type'])}{_nearest(found['name'], names)}"
+    return reason.replace("inference.", "").replace("\n", " ").strip()
 
 
 def _explained(err: text_format.ParseError, text: str) -> str:

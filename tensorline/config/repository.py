@@ -2,17 +2,17 @@
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from tensorline.config.complete import is_fileless
-from tensorline.config.load import load_config, version_numbers
+from tensorline.config.load import config_from_override, load_config, version_numbers
 from tensorline.config.model import ModelConfig, VersionPolicy
-from tensorline.errors import ConfigError
+from tensorline.errors import ConfigError, UnloadableError
 
-__all__ = ["RepositoryEntry", "is_model_name", "scan", "served_versions"]
+__all__ = ["RepositoryEntry", "find_entry", "is_model_name", "model_paths", "scan", "served_versions"]
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -43,26 +43,58 @@ def scan(paths: Iterable[Path]) -> list[RepositoryEntry]:
         ConfigError: a repository itself cannot be read.
     """
     found: dict[str, RepositoryEntry] = {}
-    for root in paths:
-        for entry in _scan_one(root):
-            if entry.name in found:
-                error = ConfigError(f"model '{entry.name}' is in more than one repository; names must be unique")
-                found[entry.name] = replace(found[entry.name], config=None, error=error, versions=())
-            else:
-                found[entry.name] = entry
+    for path, root in _directories(paths):
+        if path.name in found:
+            found[path.name] = replace(found[path.name], config=None, error=_duplicate(path.name), versions=())
+        else:
+            found[path.name] = _entry(path, root)
     return [found[name] for name in sorted(found)]
 
 
-def _scan_one(root: Path) -> list[RepositoryEntry]:
-    try:
-        real = root.resolve(strict=True)
-        paths = sorted(path for path in real.iterdir() if path.is_dir() and not path.name.startswith("."))
-    except OSError as err:
-        raise ConfigError(f"model repository '{root}' cannot be read: {err.strerror}") from err
-    return [_entry(path, real) for path in paths]
+def find_entry(paths: Iterable[Path], name: str, override: str = "") -> RepositoryEntry | None:
+    """One model of the repositories; None: no directory of that name. What is wrong with it is its `error`.
+
+    Args:
+        override: JSON of an inference.ModelConfig that is used in place of config.pbtxt; "": the file.
+    Raises:
+        ConfigError: a repository itself cannot be read.
+    """
+    if not is_model_name(name):
+        return None
+    found = [(path, root) for path, root in _directories(paths) if path.name == name]
+    if len(found) > 1:
+        return RepositoryEntry(name, found[0][0], None, _duplicate(name), ())
+    return _entry(*found[0], override) if found else None
 
 
-def _entry(path: Path, root: Path) -> RepositoryEntry:
+def model_paths(paths: Iterable[Path]) -> dict[str, list[Path]]:
+    """The directories of each model, by name; more than one for a name that is in several repositories.
+
+    Raises:
+        ConfigError: a repository itself cannot be read.
+    """
+    found: dict[str, list[Path]] = {}
+    for path, _ in _directories(paths):
+        found.setdefault(path.name, []).append(path)
+    return {name: found[name] for name in sorted(found)}
+
+
+def _directories(roots: Iterable[Path]) -> Iterator[tuple[Path, Path]]:
+    """Model directories, each with the real path of its repository."""
+    for root in roots:
+        try:
+            real = root.resolve(strict=True)
+            paths = sorted(path for path in real.iterdir() if path.is_dir() and not path.name.startswith("."))
+        except OSError as err:
+            raise ConfigError(f"model repository '{root}' cannot be read: {err.strerror}") from err
+        yield from ((path, real) for path in paths)
+
+
+def _duplicate(name: str) -> ConfigError:
+    return ConfigError(f"model '{name}' is in more than one repository; names must be unique")
+
+
+def _entry(path: Path, root: Path, override: str = "") -> RepositoryEntry:
     try:
         if not is_model_name(path.name):
             raise ConfigError(
@@ -72,10 +104,13 @@ def _entry(path: Path, root: Path) -> RepositoryEntry:
         if not path.resolve().is_relative_to(root):
             raise ConfigError(f"model '{path.name}': the directory is a link out of the repository")
         _refuse_links_out(path, root)
-        config = load_config(path)
+        config = config_from_override(override, path.name, path) if override else load_config(path)
         return RepositoryEntry(path.name, path, config, None, served_versions(config, version_numbers(path)))
     except ConfigError as err:
         return RepositoryEntry(path.name, path, None, err, ())
+    except (OSError, RuntimeError) as err:  # RuntimeError: how pathlib tells of links that lead in a circle
+        error = ConfigError(f"model '{path.name}': the directory cannot be read: {type(err).__name__}")
+        return RepositoryEntry(path.name, path, None, error, ())
 
 
 def _refuse_links_out(path: Path, root: Path) -> None:
@@ -93,13 +128,13 @@ def served_versions(config: ModelConfig, present: Sequence[int]) -> tuple[int, .
     A pipeline, or a model of a backend without model files, needs no version directory and then has version 1.
 
     Raises:
-        ConfigError: none is left.
+        UnloadableError: none is left.
     """
     if not present and is_fileless(config):
         present = (1,)
     served = _chosen(config.version_policy, sorted(present))
     if not served:
-        raise ConfigError(
+        raise UnloadableError(
             f"at least one version must be available under the version policy of model '{config.name}'; "
             f"present are {list(present)}"
         )

@@ -37,6 +37,7 @@ def validate(config: pb.ModelConfig) -> None:
     if config.HasField("dynamic_batching"):
         _check_dynamic_batching(config)
     _check_response_cache(config)
+    _check_warmup(config)
     _check_ensemble(config)
 
 
@@ -136,6 +137,22 @@ def _check_response_cache(config: pb.ModelConfig) -> None:
         _refuse(config, "response_cache.enable", True, "false with sequence_batching")
     if config.model_transaction_policy.decoupled:
         _refuse(config, "response_cache.enable", True, "false for a decoupled model")
+
+
+def _check_warmup(config: pb.ModelConfig) -> None:
+    for index, sample in enumerate(config.model_warmup):
+        for name, given in sample.inputs.items():
+            where = f"model_warmup[{index}].inputs['{name}']"
+            if given.data_type == pb.TYPE_INVALID:
+                _refuse(config, f"{where}.data_type", "TYPE_INVALID", "a datatype")
+            if any(dim < 1 for dim in given.dims):
+                _refuse(config, f"{where}.dims", list(given.dims), "sizes >= 1")
+            if given.WhichOneof("input_data_type") is None:
+                _refuse(config, where, "without data", "zero_data, random_data or input_data_file")
+            _check_path(config, f"{where}.input_data_file", given.input_data_file)
+        if sample.batch_size > max(1, config.max_batch_size):
+            wish = f"at most {max(1, config.max_batch_size)} (max_batch_size)"
+            _refuse(config, f"model_warmup[{index}].batch_size", sample.batch_size, wish)
 
 
 def _check_ensemble(config: pb.ModelConfig) -> None:

@@ -11,17 +11,25 @@ from tensorline.config.model import (
     SequenceBatching,
     TensorSpec,
     VersionPolicy,
+    WarmupInput,
+    WarmupSample,
 )
 from tensorline.config.validate import validate_enums, validate_tensors
 from tensorline.errors import ConfigError
 from tensorline.protocol.stubs.inference import model_config_pb2 as pb
 
-__all__ = ["config_from_encoded", "config_from_message", "config_to_message", "datatype_name"]
+__all__ = ["config_from_encoded", "config_from_message", "config_to_message", "data_type", "datatype_name"]
 
 
 def datatype_name(data_type: int) -> str:
     """Protocol name of a DataType: "FP32" for TYPE_FP32, "BYTES" for TYPE_STRING, "" for none."""
     return _DATATYPES.get(data_type, "")
+
+
+def data_type(name: str) -> "pb.DataType.ValueType | None":
+    """The DataType of a protocol name; None: there is none."""
+    found = next((value for value, known in _DATATYPES.items() if known == name), None)
+    return None if found is None else pb.DataType.ValueType(found)
 
 
 _DATATYPES: dict[int, str] = {
@@ -55,6 +63,7 @@ def config_from_message(message: pb.ModelConfig) -> ModelConfig:
         metric_tags=dict(message.metric_tags),
         response_cache=message.response_cache.enable,
         max_inflight_requests=message.ensemble_scheduling.max_inflight_requests,
+        warmups=tuple(_warmup(sample) for sample in message.model_warmup),
     )
 
 
@@ -147,6 +156,14 @@ def _sequence_batching(message: pb.ModelConfig) -> SequenceBatching:
         is_oldest=batching.HasField("oldest"),
         is_iterative=batching.iterative_sequence,
     )
+
+
+def _warmup(sample: pb.ModelWarmup) -> WarmupSample:
+    inputs = {
+        name: WarmupInput(datatype_name(each.data_type), tuple(each.dims), each.random_data, each.input_data_file)
+        for name, each in sorted(sample.inputs.items())
+    }
+    return WarmupSample(sample.name, sample.batch_size, inputs, max(1, sample.count))
 
 
 def _version_policy(policy: pb.ModelVersionPolicy) -> VersionPolicy:

@@ -8,7 +8,16 @@ from tensorline.errors import InvalidTensorError, UnsupportedError
 from tensorline.protocol.infer import LIMITS, NO_OPTIONS, Limits, ParameterValue, RequestOptions, shown
 from tensorline.protocol.stubs.inference import grpc_service_pb2 as pb
 
-__all__ = ["SEQUENCE_ID_LIMIT", "decode_parameters", "encode_parameters", "parameter_kind", "split_options"]
+__all__ = [
+    "RESERVED_KEYS",
+    "RESERVED_PREFIX",
+    "SEQUENCE_ID_LIMIT",
+    "Kinds",
+    "decode_parameters",
+    "encode_parameters",
+    "parameter_kind",
+    "split_options",
+]
 
 SEQUENCE_ID_LIMIT: Final = 128
 RESERVED_PREFIX: Final = "triton_"
@@ -25,6 +34,8 @@ _RESERVED: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "timeout": ("timeout_us", ("int64_param",)),
     "triton_enable_empty_final_response": ("empty_final_response", ("bool_param",)),
 }
+
+RESERVED_KEYS: Final = frozenset(_RESERVED)
 
 Kinds = Mapping[str, tuple[str, ParameterValue]]
 """Value and oneof member by key: what a front end has before keys are told apart."""

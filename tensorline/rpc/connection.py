@@ -14,13 +14,20 @@ import grpc
 from grpc import aio
 
 from tensorline import __version__
-from tensorline.errors import InvalidTensorError, ResourceExhaustedError, TensorlineError, UnavailableError
+from tensorline.errors import (
+    InvalidTensorError,
+    ResourceExhaustedError,
+    TensorlineError,
+    UnavailableError,
+    error_for_status,
+)
 from tensorline.protocol.stubs.tensorline.v1 import stage_pb2 as pb
 from tensorline.protocol.stubs.tensorline.v1.stage_pb2_grpc import StageStub
 from tensorline.rpc.channels import CHUNK_BYTES, PROTOCOL, open_stage_channel
 from tensorline.rpc.clock import ClockOffset
 from tensorline.rpc.frames import (
     ChunkStore,
+    LoadOrder,
     StageResult,
     Submission,
     decode_handle_tensor,
@@ -67,12 +74,19 @@ class HostedModel:
     state: str
     reason: str
     config: bytes
+    load: int = 0
+    """Another number after each load, within the stage's process; 0: not loaded."""
+    load_ns: int = 0
+    """How long that took."""
+    override: str = ""
+    """Digest of the configuration and files that a client gave in place of the repository's; "" for those."""
 
 
 class StageConnection:
     """A live stream to one stage instance: submit work, get each answer by callback, in the loop's thread.
 
-    Every submission ends in exactly one final call of its `on_result`, at the latest when the stream breaks.
+    Every submission ends in exactly one final call of its `on_result`, at the latest when the stream breaks. That of a
+    decoupled model is called before for each response, too.
     """
 
     def __init__(
@@ -87,12 +101,16 @@ class StageConnection:
         self.nonce: bytes = hello.nonce
         self.arena: bytes = hello.arena
         self.process = Process(hello.service, hello.instance_id, hello.host, hello.pid, hello.release)
+        self.backends = frozenset(hello.backends)
+        """What the stage can run; empty where it does not say."""
         self.is_colocated = bool(hello.nonce) and hello.nonce == local.nonce
         self.max_in_flight: int = hello.max_in_flight
         self.is_draining = False
         self.is_open = True
         self.queued = 0
         """Requests that wait at the stage, as its last beat said."""
+        self.queues: dict[tuple[str, str], int] = {}
+        """The same by model and version; empty queues are left out."""
         self.arena_bytes = 0
         self.clock = ClockOffset()
         self._lane_token = hello.lane_token
@@ -103,6 +121,7 @@ class StageConnection:
         self._chunks = ChunkStore(local.inline_limit)
         self._pending: dict[int, OnResult | None] = {}
         self._given_back: dict[int, set[tuple[int, int]]] = {}
+        self._changes: dict[int, asyncio.Future[bool]] = {}
         self._next_id = 0
         self._heard = time.monotonic()
         self.unknown_frames = 0
@@ -153,6 +172,8 @@ class StageConnection:
             wire.trace_flags = work.trace_flags
             if work.tracestate:
                 wire.tracestate = work.tracestate
+            if work.window:
+                wire.window = work.window
             return wire.inputs
 
         self._outbox.put_tensors(work.inputs, room)
@@ -172,6 +193,13 @@ class StageConnection:
             if handles:
                 self._given_back[number] = {_block(handle) for handle in handles if handle.arena == self.arena}
 
+    def take(self, number: int) -> None:
+        """One more response of a submission with a window has been passed on."""
+        if number in self._pending and self.is_open:
+            taken = self._outbox.frame().taken
+            taken.id = number
+            taken.responses = 1
+
     def release(self, handles: Iterable[Handle]) -> None:
         """Blocks of this instance's arena that nobody reads any more."""
         if not self.is_open:
@@ -181,6 +209,62 @@ class StageConnection:
             block = release.blocks.add()
             block.block = handle.block
             block.generation = handle.generation
+
+    async def load(self, order: LoadOrder) -> bool:
+        """Have the stage load a model; whether it is one of this stage.
+
+        Raises:
+            TensorlineError: the stage's answer; it could not be loaded.
+            UnavailableError: the stream broke first.
+        """
+        files = [Tensor(path, "UINT8", (len(data),), data) for path, data in order.files.items()]
+
+        def send(number: int) -> None:
+            text_bytes = len(order.config) + sum(map(len, order.files))
+
+            def room() -> TensorList:
+                wire = self._outbox.frame(text_bytes).load
+                wire.id, wire.model, wire.config, wire.override = number, order.model, order.config, order.override
+                return wire.files
+
+            self._outbox.put_tensors(files, room)
+
+        return await self._change(send)
+
+    async def unload(self, model: str) -> None:
+        """Have the stage take no more requests for a model; it finishes those that it has.
+
+        Raises:
+            TensorlineError: as `load`.
+        """
+
+        def send(number: int) -> None:
+            wire = self._outbox.frame().unload
+            wire.id, wire.model = number, model
+
+        await self._change(send)
+
+    async def _change(self, send: Callable[[int], None]) -> bool:
+        if not self.is_open:
+            raise UnavailableError("the stage is gone")
+        self._next_id += 1
+        number = self._next_id
+        outcome: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._changes[number] = outcome
+        try:
+            send(number)
+            return await outcome
+        finally:
+            self._changes.pop(number, None)
+
+    def _take_outcome(self, wire: pb.Outcome) -> None:
+        outcome = self._changes.get(wire.id)
+        if outcome is None or outcome.done():
+            return
+        if wire.status:
+            outcome.set_exception(error_for_status(wire.status, wire.error))
+        else:
+            outcome.set_result(not wire.not_mine)
 
     async def run(self, lane: Lane | None = None) -> None:
         """Move frames until the stream ends, which this coroutine's end makes known to every pending request.
@@ -226,6 +310,9 @@ class StageConnection:
             if on_result is not None:
                 result = StageResult(grpc.StatusCode.UNAVAILABLE.value[0], "the stage that ran it is gone")
                 self._tell(on_result, result)
+        for outcome in self._changes.values():
+            if not outcome.done():
+                outcome.set_exception(UnavailableError("the stage was gone before it had loaded or unloaded"))
 
     def _tell(self, on_result: OnResult, result: StageResult) -> None:
         try:
@@ -260,8 +347,13 @@ class StageConnection:
         elif kind == "beat":
             self._take_beat(frame.beat)
         elif kind == "models":
-            self._models = [HostedModel(m.name, m.version, m.state, m.reason, m.config) for m in frame.models.models]
+            self._models = [
+                HostedModel(m.name, m.version, m.state, m.reason, m.config, m.load, m.load_ns, m.override)
+                for m in frame.models.models
+            ]
             self._on_models(self, self._models)
+        elif kind == "outcome":
+            self._take_outcome(frame.outcome)
         elif kind == "credit":
             self.max_in_flight = frame.credit.max_in_flight
         elif kind == "drain":
@@ -279,15 +371,16 @@ class StageConnection:
         except TensorlineError as error:
             kind = error if isinstance(error, ResourceExhaustedError) else TensorlineError
             result = StageResult(kind.status.value[0], str(error), final=wire.final)
-            self._give_back(number, [decode_handle_tensor(each) for each in wire.outputs if each.HasField("handle")])
+            handles = [decode_handle_tensor(each) for each in wire.outputs if each.HasField("handle")]
+            self._give_back(number, handles, is_last=wire.final)
         if on_result is not None:
             self._tell(on_result, result)
         else:  # cancelled meanwhile: what it holds for us goes back at once
-            self._give_back(number, result.outputs)
+            self._give_back(number, result.outputs, is_last=result.final)
 
-    def _give_back(self, number: int, outputs: Iterable[Tensor]) -> None:
+    def _give_back(self, number: int, outputs: Iterable[Tensor], *, is_last: bool) -> None:
         own = [t.handle for t in outputs if t.handle is not None and t.handle.arena == self.arena]
-        given_back = self._given_back.pop(number, ())
+        given_back = self._given_back.pop(number, ()) if is_last else self._given_back.get(number, ())
         # Once for each block: one release too many would end the lease of another request in the same block.
         held = {_block(handle): handle for handle in own if _block(handle) not in given_back}
         if held:
@@ -295,6 +388,7 @@ class StageConnection:
 
     def _take_beat(self, beat: pb.Beat) -> None:
         self.queued = beat.queued
+        self.queues = {(queue.model, queue.version): queue.requests for queue in beat.queues}
         self.arena_bytes = beat.arena_bytes
         if beat.echo_ns:
             self.clock.add(sent=beat.echo_ns, peer=beat.sent_ns, received=time.monotonic_ns())

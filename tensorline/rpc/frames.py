@@ -12,9 +12,11 @@ from tensorline.tensor import Handle, Tensor
 
 __all__ = [
     "ChunkStore",
+    "LoadOrder",
     "StageResult",
     "Submission",
     "decode_handle_tensor",
+    "decode_order",
     "decode_parameters",
     "decode_result",
     "decode_tensor",
@@ -49,6 +51,21 @@ class Submission:
     span_id: bytes = b""
     trace_flags: int = 0
     tracestate: str = ""
+    window: int = 0
+    """Of a decoupled model: responses that may be on their way at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOrder:
+    """A load request as a gateway passes it on."""
+
+    model: str
+    config: str = ""
+    """JSON of an inference.ModelConfig in place of config.pbtxt; "": the file."""
+    files: Mapping[str, bytes | memoryview] = field(default_factory=dict)
+    """In place of the model's directory, by path in it."""
+    override: str = ""
+    """Digest of both; "" where there is neither."""
 
 
 @dataclass(slots=True)
@@ -147,6 +164,8 @@ def encode_timing(into: pb.Timing, timing: StageTiming, sent: int) -> None:
     into.batch_id = timing.batch_id
     into.batch_size = timing.batch_size
     into.instance = timing.instance
+    if timing.executions:
+        into.executions = timing.executions
 
 
 def decode_timing(wire: pb.Timing) -> StageTiming | None:
@@ -155,7 +174,11 @@ def decode_timing(wire: pb.Timing) -> StageTiming | None:
         return None
     received, queued, batched, ready, computed, written, sent = wire.ns
     return StageTiming(
-        received, queued, batched, ready, computed, written, sent, wire.batch_id, wire.batch_size, wire.instance
+        *(received, queued, batched, ready, computed, written, sent),
+        wire.batch_id,
+        wire.batch_size,
+        wire.instance,
+        wire.executions,
     )
 
 
@@ -170,6 +193,15 @@ def decode_tensors(wires: Iterable[pb.Tensor], chunks: "ChunkStore") -> list[Ten
     except TensorlineError:
         chunks.drop(wire.chunked.id for wire in wires if wire.HasField("chunked"))
         raise
+
+
+def decode_order(wire: pb.Load, chunks: "ChunkStore") -> LoadOrder:
+    """
+    Raises:
+        TensorlineError: as `decode_tensor`.
+    """
+    files = {tensor.name: tensor.data or b"" for tensor in decode_tensors(wire.files, chunks)}
+    return LoadOrder(wire.model, wire.config, files, wire.override)
 
 
 def decode_result(wire: pb.Result, chunks: "ChunkStore") -> StageResult:

@@ -1,6 +1,6 @@
 """What a team implements to add a stage: an instance that runs batches, and a factory for it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -8,7 +8,17 @@ from typing import Protocol
 from tensorline.config.model import ModelConfig
 from tensorline.tensor import Array
 
-__all__ = ["Backends", "Batch", "Device", "Instance", "InstanceFactory", "ModelDirectory", "ParameterValue"]
+__all__ = [
+    "Backends",
+    "Batch",
+    "CompletingFactory",
+    "Device",
+    "Instance",
+    "InstanceFactory",
+    "ModelDirectory",
+    "ParameterValue",
+    "StreamInstance",
+]
 
 ParameterValue = bool | int | str | float
 
@@ -94,8 +104,50 @@ class Instance(Protocol):
         """Free what the instance holds. Called once, when nothing runs."""
 
 
-InstanceFactory = Callable[[ModelDirectory, Device], Instance]
-"""Load one instance. Called on a worker thread at load time; what it raises makes the version UNAVAILABLE."""
+class StreamInstance(Protocol):
+    """One execution slot of a decoupled model: `model_transaction_policy { decoupled: true }` in its configuration.
+
+    An instance may have an attribute `max_streams`: so many requests are then run at once, each on a thread of its own.
+    Without it one request at a time is run, and a client that reads slowly keeps the instance from the next.
+    """
+
+    def stream(self, request: Batch) -> Iterator[Mapping[str, Array]]:
+        """Answer one request with any number of responses, each sent as soon as it is there.
+
+        A generator is what this is made for. It is not asked for the next response while a few are unread: that is
+        where a slow client holds it up. When nobody waits any more it is closed (GeneratorExit at its `yield`); within
+        a long computation `request.is_cancelled()` tells. What it raises ends the request with that error, after the
+        responses that were sent. A response that it *returns*, rather than yields, is the last by that and marked so;
+        otherwise the end follows by itself.
+
+        Args:
+            request: A batch of one request; its inputs are valid until the end of the stream. An array from its
+                `empty` is part of the next response.
+        Raises:
+            InvalidTensorError: a datatype, shape or content that the model does not accept.
+            BackendError: the framework failed; the text reaches the client.
+        """
+
+    def close(self) -> None:
+        """Free what the instance holds. Called once, when nothing runs."""
+
+
+InstanceFactory = Callable[[ModelDirectory, Device], Instance | StreamInstance]
+"""Load one instance: a `StreamInstance` for a decoupled model, else an `Instance`. Called on a worker thread at load
+time; what it raises makes the version UNAVAILABLE."""
+
+
+class CompletingFactory(Protocol):
+    """An `InstanceFactory` that can say what a configuration leaves out."""
+
+    def __call__(self, model: ModelDirectory, device: Device) -> Instance | StreamInstance: ...
+
+    def complete(self, model: ModelDirectory) -> ModelConfig:
+        """The configuration with the inputs, outputs and max_batch_size that the model file has where it names none
+        (`tensorline.config.with_signature`). Called on a worker thread before the first instance is made; what it
+        raises makes the version UNAVAILABLE.
+        """
+
 
 Backends = Mapping[str, InstanceFactory]
 """Factories by the name that `backend` has in config.pbtxt."""

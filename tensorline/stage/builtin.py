@@ -1,18 +1,19 @@
-"""What every stage service brings along: reading parameters, checking inputs, and two backends for benches.
+"""What every stage service brings along: reading parameters, checking inputs, and three backends for tests and benches.
 
-`identity` passes its inputs on and `generate` makes a tensor of any size, so a chain of them costs what the mesh costs.
+`identity` passes its inputs on and `generate` makes a tensor of any size, so a chain of them costs what the mesh costs;
+`repeat` answers with any number of responses.
 """
 
 import difflib
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final, TypeVar
 
 import numpy as np
 
 from tensorline.config.model import ModelConfig, TensorSpec
-from tensorline.errors import ConfigError, InvalidTensorError
+from tensorline.errors import BackendError, ConfigError, InvalidTensorError
 from tensorline.stage.backend import Backends, Batch, Device, ModelDirectory
 from tensorline.tensor import BYTES, DATATYPES, Array
 
@@ -21,6 +22,7 @@ __all__ = [
     "GenerateInstance",
     "IdentityInstance",
     "Parameters",
+    "RepeatInstance",
     "batched",
     "input_array",
     "is_wanted",
@@ -237,4 +239,67 @@ class GenerateInstance:
         pass
 
 
-BUILTIN: Final[Backends] = {"identity": IdentityInstance, "generate": GenerateInstance}
+class RepeatInstance:
+    """Backend `repeat`, decoupled: a response for each element of `IN`: the element as `OUT` and its place as `IDX`.
+
+    Inputs: `IN`, INT32 [-1]; optional `DELAY`, UINT32 [-1]: milliseconds before each response, for all of them or one
+    for each; optional `WAIT`, UINT32 [1]: milliseconds before the first. Outputs, of which one may be left out: `OUT`,
+    INT32; `IDX`, UINT32 [1]. Parameters: `elements` (1), how often `OUT` holds the element; `max_streams` (16), what
+    one instance serves at once; `fail_at` (-1), the place at which it fails instead.
+    """
+
+    def __init__(self, model: ModelDirectory, device: Device) -> None:
+        config, parameters = model.config, Parameters(model.config)
+        self._elements = parameters.integer("elements", 1, 0, 1 << 28)
+        self._fail_at = parameters.integer("fail_at", -1, -1, 1 << 31)
+        self.max_streams = parameters.integer("max_streams", 16, 1, 256)
+        parameters.refuse_unknown()
+        if config.max_batch_size:
+            raise ConfigError(f"backend 'repeat' does not batch, max_batch_size is {config.max_batch_size}")
+        for specs, known in ((config.inputs, _REPEAT_INPUTS), (config.outputs, _REPEAT_OUTPUTS)):
+            for spec in specs:
+                if known.get(spec.name) != spec.datatype:
+                    wanted = ", ".join(f"{name} ({datatype})" for name, datatype in known.items())
+                    raise ConfigError(f"backend 'repeat' knows {wanted}; '{spec.name}' is {spec.datatype}")
+        if config.input("IN") is None:
+            raise ConfigError("backend 'repeat' needs the input 'IN'")
+
+    def stream(self, request: Batch) -> Iterator[Mapping[str, Array]]:
+        values = input_array(request, "IN", "INT32", (-1,))
+        delays, (wait,) = _milliseconds(request, "DELAY", len(values)), _milliseconds(request, "WAIT", 1)
+        _pause(request, wait)
+        for index, value in enumerate(values):
+            _pause(request, delays[index])
+            if index == self._fail_at:
+                raise BackendError(f"told to fail at {index}")
+            out = request.empty("OUT", "INT32", (self._elements,))
+            out.fill(value)
+            made = {"OUT": out, "IDX": np.array([index], np.uint32)}
+            yield {name: array for name, array in made.items() if is_wanted(request, name)}
+
+    def close(self) -> None:
+        pass
+
+
+_REPEAT_INPUTS: Final = {"IN": "INT32", "DELAY": "UINT32", "WAIT": "UINT32"}
+_REPEAT_OUTPUTS: Final = {"OUT": "INT32", "IDX": "UINT32"}
+_SLICE_S: Final = 0.01
+
+
+def _milliseconds(request: Batch, name: str, count: int) -> list[int]:
+    if name not in request.inputs:
+        return [0] * count
+    given: list[int] = input_array(request, name, "UINT32", (-1,)).tolist()
+    if len(given) not in (1, count):
+        raise InvalidTensorError(f"input '{name}' has {len(given)} numbers, one or {count} are wanted")
+    return given * count if len(given) != count else given
+
+
+def _pause(request: Batch, milliseconds: int) -> None:
+    """Unless nobody waits any more."""
+    until = time.monotonic() + milliseconds / 1000
+    while (left := until - time.monotonic()) > 0 and not request.is_cancelled():
+        time.sleep(min(left, _SLICE_S))
+
+
+BUILTIN: Final[Backends] = {"identity": IdentityInstance, "generate": GenerateInstance, "repeat": RepeatInstance}

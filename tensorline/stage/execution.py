@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 from grpc import StatusCode
@@ -24,7 +25,7 @@ from tensorline.errors import (
 )
 from tensorline.rpc.frames import StageResult
 from tensorline.shm import Arena, ArenaReader, Block
-from tensorline.stage.backend import Instance, ParameterValue
+from tensorline.stage.backend import Instance, ParameterValue, StreamInstance
 from tensorline.stage.request import StageRequest
 from tensorline.telemetry.logs import logged_request, one_line
 from tensorline.telemetry.record import StageTiming
@@ -42,7 +43,7 @@ from tensorline.tensor import (
     expected_byte_size,
 )
 
-__all__ = ["Executed", "Execution", "ModelView", "Plane"]
+__all__ = ["Executed", "Execution", "ModelView", "Plane", "RunningBatch"]
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +81,8 @@ class ModelView:
     """Of the outputs that the backend makes in another shape: as it makes them, and as the client sees them."""
     outputs: Mapping[str, str] = field(default_factory=dict)
     """Datatypes by name; empty where the configuration names no output."""
+    keeps_rows: bool = True
+    """An output of a batched model has a row for each of its inputs'; a decoupled model's responses need not."""
 
 
 @dataclass(slots=True)
@@ -151,28 +154,32 @@ class Execution:
         self._batch_id = batch_id
         self._instance_name = instance_name
         self._model = model
-        self._plane = plane
-        self._input_ready = self._computed = 0
+        self.version = model.version
+        self.plane = plane
+        self.input_ready = self.computed = 0
+        self.executions = 0
+        """Of the model, that no answer has told of yet."""
 
-    def run(self, instance: Instance, *, on_loop: bool = False) -> None:
+    def run(self, instance: Instance | StreamInstance, *, on_loop: bool = False) -> None:
         """Fill `done` with one entry for each request. Raises nothing."""
         try:
             self._run(instance, may_wait=not on_loop)
         except BaseException:  # of ours, not of the model: the instance's thread has to live on
             log.exception("execution failed")
             answered = {id(entry.request) for entry in self.done}
-            self._fail([r for r in self.requests if id(r) not in answered], InternalError("internal error"))
+            self.fail([r for r in self.requests if id(r) not in answered], InternalError("internal error"))
 
-    def _run(self, instance: Instance, *, may_wait: bool) -> None:
-        live, arrays = self._read_inputs()
-        self._input_ready = time.monotonic_ns()
+    def _run(self, instance: Instance | StreamInstance, *, may_wait: bool) -> None:
+        instance = cast(Instance, instance)  # the host has seen to it that it executes
+        live, arrays = self.read_inputs()
+        self.input_ready = time.monotonic_ns()
         if not live:
             return
         error = self._run_together(instance, live, arrays, may_wait=may_wait)
         if error is None:
             return
         if len(live) == 1:
-            self._fail(live, error)
+            self.fail(live, error)
             return
         # One bad request is not its neighbours' failure: each gets a run, and an answer, of its own.
         answered = {id(entry.request) for entry in self.done}
@@ -183,39 +190,40 @@ class Execution:
                     instance, [request], [inputs], may_wait=may_wait and not is_full
                 )
                 if alone is not None:
-                    self._fail([request], alone)
+                    self.fail([request], alone)
 
     def _run_together(
         self, instance: Instance, live: Sequence[StageRequest], arrays: Sequence[dict[str, Array]], *, may_wait: bool
     ) -> BaseException | None:
         """Run the requests as one batch; what went wrong, in which case none of them has an answer by it."""
-        self._computed = 0
+        self.computed = 0
         try:
-            batch = RunningBatch(live, _stack(live, arrays, self._plane.reader), self._plane, may_wait=may_wait)
+            batch = RunningBatch(live, _stack(live, arrays, self.plane.reader), self.plane, may_wait=may_wait)
         except Exception as error:
             return error
+        self.executions += 1
         try:
-            with self._context(live[0]):
+            with self.context(live[0]):
                 outputs = instance.execute(batch)
-            self._computed = time.monotonic_ns()
-            self._write_outputs(batch, self._checked(batch, outputs))
+            self.computed = time.monotonic_ns()
+            self.write_outputs(batch, self.checked(batch, outputs))
         except BaseException as error:  # a model may raise SystemExit or CancelledError: still only its own failure
             return error
         finally:
             # What `empty` gave out holds one reference of the batch's own; the requests have theirs.
             for _, block in batch.made.values():
-                self._plane.arena.release(block.handle.block, block.handle.generation)
+                self.plane.arena.release(block.handle.block, block.handle.generation)
         return None
 
-    def _context(self, request: StageRequest) -> contextlib.AbstractContextManager[object]:
+    def context(self, request: StageRequest) -> contextlib.AbstractContextManager[object]:
         """Log lines and spans of the model's own code belong to the (first) request."""
-        if not self._plane.attaches_context:
+        if not self.plane.attaches_context:
             return contextlib.nullcontext()
         return stage_span_scope(
             request.trace_id, request.span_id, request.trace_flags, request.request_id, request.tracestate
         )
 
-    def _read_inputs(self) -> tuple[list[StageRequest], list[dict[str, Array]]]:
+    def read_inputs(self) -> tuple[list[StageRequest], list[dict[str, Array]]]:
         live: list[StageRequest] = []
         arrays: list[dict[str, Array]] = []
         for request in self.requests:
@@ -225,20 +233,20 @@ class Execution:
                     if tensor.handle is None:
                         array = decode_array(tensor.datatype, tensor.shape, tensor.data or b"")
                     else:
-                        array = self._plane.reader.array(tensor)
+                        array = self.plane.reader.array(tensor)
                     if tensor.datatype == BYTES:  # a copy; everything else is as read-only as its memory
                         array.setflags(write=False)
                     inputs[tensor.name] = array
                 if self._model.input_shapes:
                     _reshape(inputs, self._model.input_shapes, self._model.is_batched)
             except Exception as error:
-                self._fail([request], error)
+                self.fail([request], error)
                 continue
             live.append(request)
             arrays.append(inputs)
         return live, arrays
 
-    def _checked(self, batch: RunningBatch, outputs: object) -> dict[str, Array]:
+    def checked(self, batch: RunningBatch, outputs: object) -> dict[str, Array]:
         """What the model returned, held against its configuration; outputs that this does not name are dropped.
 
         Raises:
@@ -261,7 +269,7 @@ class Execution:
                 datatype = _output_datatype(name, array)
                 if declared and datatype != declared[name]:
                     raise BackendError(f"output '{name}' is {datatype}, the configuration says {declared[name]}")
-            if is_batched and (not array.ndim or array.shape[0] != batch.rows):
+            if is_batched and self._model.keeps_rows and (not array.ndim or array.shape[0] != batch.rows):
                 raise BackendError(
                     f"output '{name}' has shape {list(array.shape)}, a batch of {batch.rows} rows must keep its rows"
                 )
@@ -273,7 +281,7 @@ class Execution:
                 raise BackendError(f"output {error}") from error
         return checked
 
-    def _write_outputs(self, batch: RunningBatch, outputs: Mapping[str, Array]) -> None:
+    def write_outputs(self, batch: RunningBatch, outputs: Mapping[str, Array]) -> None:
         given = {id(array): name for name, array in batch.inputs.items()}
         executed = [Executed(request, StageResult(0, version=self._model.version)) for request in batch.requests]
         try:
@@ -288,22 +296,22 @@ class Execution:
             for entry in executed:
                 self._give_back(entry)
             raise
-        timing = (self._input_ready, self._computed, time.monotonic_ns())
+        timing = (self.input_ready, self.computed, time.monotonic_ns())
         for entry in executed:
             stale = self._overtaken(entry.request)
             if stale is None:
-                entry.result.timing = self._timing(entry.request, *timing, batch.rows)
+                entry.result.timing = self.timing(entry.request, *timing, batch.rows)
                 self.done.append(entry)
             else:
                 self._give_back(entry)
-                self._fail([entry.request], stale)
+                self.fail([entry.request], stale)
 
     def _overtaken(self, request: StageRequest) -> TensorlineError | None:
         """Whether an input was freed while it was in use, up to the copy of an output that is a view of it."""
         try:
             for tensor in request.inputs:
                 if tensor.handle is not None:
-                    self._plane.reader.check(tensor.handle)
+                    self.plane.reader.check(tensor.handle)
         except TensorlineError as error:
             return error
         return None
@@ -311,7 +319,7 @@ class Execution:
     def _write_output(
         self, entry: Executed, name: str, array: Array, row: int, batch: RunningBatch, passed_on: str | None
     ) -> None:
-        request, plane = entry.request, self._plane
+        request, plane = entry.request, self.plane
         is_whole = len(batch.requests) == 1
         if passed_on is not None:
             source = next(tensor for tensor in request.inputs if tensor.name == passed_on)
@@ -348,17 +356,17 @@ class Execution:
 
     def _give_back(self, entry: Executed) -> None:
         for block in entry.blocks:
-            self._plane.arena.release(block.handle.block, block.handle.generation)
+            self.plane.arena.release(block.handle.block, block.handle.generation)
         entry.blocks.clear()
 
-    def _fail(self, requests: Sequence[StageRequest], error: BaseException) -> None:
+    def fail(self, requests: Sequence[StageRequest], error: BaseException) -> None:
         for request in requests:
             result = StageResult(
                 _status(error).value[0],
                 self._text(error, request),
                 version=self._model.version,
                 # Zeros for what it never reached: the phase that it ended in is the one that failed.
-                timing=self._timing(request, self._input_ready, self._computed, 0, request.rows),
+                timing=self.timing(request, self.input_ready, self.computed, 0, request.rows),
             )
             self.done.append(Executed(request, result))
         if requests and not isinstance(error, TensorlineError):
@@ -371,9 +379,12 @@ class Execution:
             return one_line(_said(error), MODEL_TEXT_LIMIT)
         asked = f"[request id: {request.request_id[:256] or '<id_unknown>'}]"
         text = f"{asked} model '{request.model}' failed: {type(error).__name__}"
-        return f"{text}: {one_line(_said(error), MODEL_TEXT_LIMIT)}" if self._plane.expose_model_errors else text
+        return f"{text}: {one_line(_said(error), MODEL_TEXT_LIMIT)}" if self.plane.expose_model_errors else text
 
-    def _timing(self, request: StageRequest, ready: int, computed: int, written: int, rows: int) -> StageTiming:
+    def timing(self, request: StageRequest, ready: int, computed: int, written: int, rows: int) -> StageTiming:
+        executions = 0
+        if not request.is_cancelled:  # a gateway drops the answer to what it has cancelled, and what is told with it
+            executions, self.executions = self.executions, 0
         return StageTiming(
             request.received_ns,
             request.queued_ns,
@@ -385,6 +396,7 @@ class Execution:
             self._batch_id,
             rows,
             self._instance_name,
+            executions,
         )
 
 

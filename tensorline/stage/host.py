@@ -1,42 +1,37 @@
-"""The models of one stage service: loaded from the repository, found by name and version, unloaded at the end."""
+"""The models of one stage service: loaded and unloaded while others serve, found by name and version."""
 
 import asyncio
 import contextlib
-import functools
 import logging
-import os
 import re
-import threading
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
-from tensorline.config import ModelConfig, scan, with_devices
-from tensorline.config.model import QueuePolicy
-from tensorline.config.values import config_to_message
-from tensorline.errors import BackendError, ConfigError, NotFoundError, TensorlineError, UnavailableError
+from tensorline.config import ModelConfig, RepositoryEntry
+from tensorline.config.values import config_from_message, config_to_message
+from tensorline.errors import NotFoundError, TensorlineError, UnavailableError
 from tensorline.rpc.connection import HostedModel
-from tensorline.stage.backend import Backends, Device, Instance, ModelDirectory
+from tensorline.stage.backend import Backends
 from tensorline.stage.execution import Executed, Plane
+from tensorline.stage.loading import REASON_LIMIT, Loader, reason_of
 from tensorline.stage.request import StageRequest
 from tensorline.stage.version import ModelVersion
 from tensorline.telemetry.logs import one_line
 
-__all__ = ["ModelHost"]
+__all__ = ["READY", "UNAVAILABLE", "UNLOADED", "ModelHost"]
 
 log = logging.getLogger(__name__)
 
-READY, LOADING, UNAVAILABLE = "READY", "LOADING", "UNAVAILABLE"
-
-REASON_LIMIT = 512
-"""Characters of why a model is not there."""
+READY, LOADING, UNLOADING, UNAVAILABLE = "READY", "LOADING", "UNLOADING", "UNAVAILABLE"
+UNLOADED = "unloaded"
+"""Why a version is UNAVAILABLE that nobody wants."""
 
 NAME_LIMIT = 128
 
-_VERSION = re.compile(r"[1-9][0-9]{0,18}")
+QUEUES_LIMIT = 64
+"""Of which a beat tells."""
 
-T = TypeVar("T")
+_VERSION = re.compile(r"[1-9][0-9]{0,18}")
 
 
 @dataclass(slots=True)
@@ -47,10 +42,26 @@ class _Slot:
     served: ModelVersion | None = None
 
 
+@dataclass(slots=True)
+class _Model:
+    """What is known of one model."""
+
+    versions: dict[int, _Slot] = field(default_factory=dict)
+    newest: ModelVersion | None = None
+    """That requests without a version go to."""
+    override: str = ""
+    changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def settle(self) -> None:
+        served = [slot.served for slot in self.versions.values() if slot.served is not None]
+        self.newest = max(served, key=lambda version: version.version, default=None)
+
+
 class ModelHost:
     """Args:
     backends: What this service can run; entries of other backends are not its business.
     on_change: Called on the loop when a version's state changed.
+    load_threads: So many instances are made at once.
     """
 
     def __init__(
@@ -60,82 +71,217 @@ class ModelHost:
         max_queue: int,
         on_executed: Callable[[Executed], None],
         on_change: Callable[[], None],
+        load_threads: int = 4,
     ) -> None:
-        self._backends = backends
-        self._plane = plane
-        self._max_queue = max_queue
-        self._on_executed = on_executed
+        self.backends = backends
+        self._loader = Loader(backends, plane, max_queue, asyncio.Semaphore(load_threads), on_executed)
+        self.is_listed = False
+        """Whether it is known what there is: before that nothing is said, not even that there is nothing."""
         self._on_change = on_change
-        self._slots: dict[tuple[str, int], _Slot] = {}
+        self._models: dict[str, _Model] = {}
         self._broken: dict[str, str] = {}
-        self._newest: dict[str, int] = {}
+        self._leaving: dict[ModelVersion, asyncio.Task[None]] = {}
 
     @property
     def models(self) -> list[HostedModel]:
-        """Every version that this service hosts or failed to, for the gateways."""
+        """Every version that this service hosts, hosted or failed to, for the gateways."""
         return [
-            HostedModel(name, str(version), slot.state, slot.reason, slot.config.encoded)
-            for (name, version), slot in sorted(self._slots.items())
+            _hosted(name, version, slot, model.override)
+            for name, model in sorted(self._models.items())
+            for version, slot in sorted(model.versions.items())
         ] + [HostedModel(name, "", UNAVAILABLE, reason, b"") for name, reason in sorted(self._broken.items())]
 
     @property
     def queued(self) -> int:
-        return sum(slot.served.queued for slot in self._slots.values() if slot.served is not None)
+        return sum(version.queued for version in self.versions)
+
+    @property
+    def queues(self) -> list[tuple[str, str, int]]:
+        """Model, version and requests waiting: the longest of the queues that are not empty."""
+        waiting = [(each.config.name, str(each.version), each.queued) for each in self.versions if each.queued]
+        return sorted(waiting, key=lambda queue: -queue[2])[:QUEUES_LIMIT]
 
     @property
     def versions(self) -> Iterable[ModelVersion]:
-        return [slot.served for slot in self._slots.values() if slot.served is not None]
+        slots = [slot for model in self._models.values() for slot in model.versions.values()]
+        return [slot.served for slot in slots if slot.served is not None]
 
-    async def load_all(self, repositories: list[Path], threads: int) -> None:
-        """Load what the repositories have for our backends. A version that fails is UNAVAILABLE with its reason."""
-        entries = await asyncio.to_thread(scan, repositories)
-        mine: list[tuple[ModelConfig, Path, int]] = []
+    def ready_versions(self, name: str) -> list[int]:
+        model = self._models.get(name)
+        return sorted(number for number, slot in model.versions.items() if slot.served) if model is not None else []
+
+    def expect(self, entries: Iterable[RepositoryEntry]) -> None:
+        """Say of what will be loaded that it is LOADING, before the first load begins. To be called once, also where
+        that is nothing."""
+        self.is_listed = True
         for entry in entries:
-            config = entry.config
-            if config is None:
-                # A directory may be called anything, and what is no text breaks the stream of every gateway.
-                self._broken[one_line(entry.name, NAME_LIMIT)] = one_line(str(entry.error), REASON_LIMIT)
-                log.error("model configuration refused", extra={"model": entry.name, "cause": str(entry.error)})
-            elif config.backend in self._backends:
-                mine.extend((config, entry.path, version) for version in entry.versions)
-        for config, _, version in mine:
-            self._slots[config.name, version] = _Slot(config, LOADING)
+            if entry.config is not None:
+                self._mark(self._models.setdefault(entry.name, _Model()), entry.config, entry.versions)
         self._on_change()
-        slots = asyncio.Semaphore(threads)
-        async with asyncio.TaskGroup() as loads:
-            for one in mine:
-                loads.create_task(self._load(*one, slots))
 
-    async def _load(self, config: ModelConfig, path: Path, version: int, slots: asyncio.Semaphore) -> None:
-        slot = self._slots[config.name, version]
-        directory = ModelDirectory(config, version, path, path / str(version))
-        factory = self._backends[config.backend]
-        instances: list[tuple[str, Instance]] = []
+    def refuse(self, name: str, reason: str) -> None:
+        """A model that cannot be loaded, and why. What serves under its name goes on."""
+        # A directory may be called anything, and what is no text breaks the stream of every gateway.
+        log.error("model configuration refused", extra={"model": name, "cause": reason})
+        if not self.ready_versions(name):
+            self._broken[one_line(name, NAME_LIMIT)] = one_line(reason, REASON_LIMIT)
+            self._on_change()
+
+    async def load(
+        self, entry: RepositoryEntry, *, keeps: Iterable[int] = (), is_partial: bool = False, override: str = ""
+    ) -> dict[int, Exception]:
+        """Load what `entry` serves beside what is there, then switch; what is no longer wanted drains and goes.
+
+        Args:
+            keeps: Versions to leave as they are if they serve.
+            is_partial: Where nothing served before, the versions that can be loaded serve although others cannot. Else
+                all of them serve, or what served before.
+            override: What the gateways are told of the configuration's origin.
+        Returns:
+            Why versions could not be loaded; empty: all are READY.
+        """
+        config = entry.config
+        if config is None:
+            raise AssertionError("an entry with an error is for `refuse`")
+        model = self._models.setdefault(entry.name, _Model())
+        async with model.changing:
+            self._broken.pop(entry.name, None)
+            kept = {version for version in keeps if version in entry.versions and _is_served(model, version)}
+            if self._mark(model, config, set(entry.versions) - kept):
+                self._on_change()
+            made, failed = await self._make(config, entry, sorted(set(entry.versions) - kept))
+            if failed and not (is_partial and model.newest is None):
+                self._take_back(model, made, failed)
+            else:
+                for version in kept:
+                    model.versions[version].config = _with_policy_of(model.versions[version].config, config)
+                self._switch(model, made, failed, {*entry.versions})
+                model.override = override
+            self._on_change()
+        return failed
+
+    def _mark(self, model: _Model, config: ModelConfig, versions: Iterable[int]) -> bool:
+        """Whether a state changed: a version that serves is READY until another takes its place."""
+        is_new = False
+        for version in versions:
+            slot = model.versions.get(version)
+            if slot is None or (slot.served is None and slot.state != LOADING):
+                model.versions[version] = _Slot(config, LOADING)
+                is_new = True
+        return is_new
+
+    async def _make(
+        self, config: ModelConfig, entry: RepositoryEntry, versions: list[int]
+    ) -> tuple[dict[int, ModelVersion], dict[int, Exception]]:
+        made: dict[int, ModelVersion] = {}
+        failed: dict[int, Exception] = {}
+
+        async def make(version: int) -> None:
+            try:
+                made[version] = await self._loader.load(config, entry.path, version)
+            except Exception as error:
+                failed[version] = error
+                log.error(
+                    "failed to load model",
+                    exc_info=None if isinstance(error, TensorlineError) else error,
+                    extra={"model": entry.name, "version": version, "cause": reason_of(error)},
+                )
+
         try:
-            _check_supported(config)
-            # This host has no GPU that a backend of this release could use.
-            for name, device in _placements(with_devices(config, gpus=())):
-                async with slots:
-                    instance = await _on_thread(functools.partial(factory, directory, device))
-                instances.append((name, instance))
-            served = ModelVersion(config, version, instances, self._plane, self._max_queue, self._on_executed)
-        except Exception as error:
-            for name, instance in instances:  # without the version there are no threads of their own yet
-                try:
-                    await _on_thread(instance.close)
-                except Exception:
-                    log.exception("instance did not close", extra={"model_instance": name})
-            slot.state, slot.reason = UNAVAILABLE, _reason(error)
-            log.error(
-                "failed to load model",
-                exc_info=None if isinstance(error, TensorlineError) else error,
-                extra={"model": config.name, "version": version, "cause": slot.reason},
-            )
-        else:
-            slot.served, slot.state = served, READY
-            self._newest[config.name] = max(version, self._newest.get(config.name, 0))
-            log.info("successfully loaded model", extra={"model": config.name, "version": version})
-        self._on_change()
+            async with asyncio.TaskGroup() as loads:
+                for version in versions:
+                    loads.create_task(make(version))
+        except BaseException:
+            for each in made.values():
+                self._retire(each)
+            raise
+        return made, failed
+
+    def _switch(
+        self, model: _Model, made: Mapping[int, ModelVersion], failed: Mapping[int, Exception], wanted: set[int]
+    ) -> None:
+        for version, each in made.items():
+            slot = model.versions[version]
+            if slot.served is not None:
+                self._retire(slot.served)
+            model.versions[version] = _Slot(each.config, READY, "", each)
+            log.info("successfully loaded model", extra={"model": each.config.name, "version": version})
+        for version, error in failed.items():
+            slot = model.versions[version]
+            slot.state, slot.reason = UNAVAILABLE, reason_of(error)
+        for version in set(model.versions) - wanted:
+            self._unload(model, version)
+        model.settle()
+
+    def _take_back(self, model: _Model, made: Mapping[int, ModelVersion], failed: Mapping[int, Exception]) -> None:
+        for each in made.values():
+            self._retire(each)
+        for version in (*made, *failed):
+            slot = model.versions[version]
+            if slot.served is None:
+                slot.state, slot.reason = UNAVAILABLE, reason_of(failed[version]) if version in failed else UNLOADED
+
+    async def unload(self, name: str) -> None:
+        """Take no more requests for `name`. Returns when that is so: what is in flight finishes by itself."""
+        model = self._models.get(name)
+        if self._broken.pop(name, None) is not None:
+            self._on_change()
+        if model is None:
+            return
+        async with model.changing:
+            for version in model.versions:
+                self._unload(model, version)
+            model.settle()
+            model.override = ""
+            self._on_change()
+
+    async def forget(self, name: str) -> None:
+        """As `unload`, and tell no more of it once what is in flight has finished."""
+        await self.unload(name)
+        model = self._models.get(name)
+        if model is None:
+            return
+        leaving = [task for version, task in self._leaving.items() if version.config.name == name]
+        await asyncio.gather(*leaving, return_exceptions=True)
+        async with model.changing:
+            if model.newest is None:
+                self._models.pop(name, None)
+                self._on_change()
+
+    def _unload(self, model: _Model, version: int) -> None:
+        slot = model.versions[version]
+        served, slot.served = slot.served, None
+        if served is None:
+            slot.state, slot.reason = UNAVAILABLE, UNLOADED
+            return
+        slot.state, slot.reason = UNLOADING, ""
+
+        def gone() -> None:
+            if slot.state == UNLOADING:
+                slot.state, slot.reason = UNAVAILABLE, UNLOADED
+                self._on_change()
+
+        self._retire(served, gone)
+
+    def _retire(self, version: ModelVersion, then: Callable[[], None] = lambda: None) -> None:
+        """Let it finish what it has, however long that takes, and end."""
+
+        async def leave() -> None:
+            try:
+                await version.aclose(None)
+            except Exception:
+                log.exception("model version did not close", extra={"model": version.config.name})
+            finally:
+                self._leaving.pop(version, None)
+            log.info("unloaded model", extra={"model": version.config.name, "version": version.version})
+            then()
+
+        self._leaving[version] = asyncio.create_task(leave())
+
+    async def wait_left(self, name: str) -> None:
+        """Until no version of `name` that was replaced or unloaded so far runs any more."""
+        leaving = [task for version, task in self._leaving.items() if version.config.name == name]
+        await asyncio.gather(*leaving, return_exceptions=True)
 
     def find(self, model: str, version: str) -> ModelVersion:
         """
@@ -143,17 +289,16 @@ class ModelHost:
             NotFoundError: no such model or version here.
             UnavailableError: it is here and not ready.
         """
-        newest = self._newest.get(model)
-        if newest is not None and not version:
-            found = self._slots[model, newest].served
-            if found is not None:
-                return found
-        slot = self._slots.get((model, int(version) if _VERSION.fullmatch(version) else -1))
-        if slot is not None:
-            if slot.served is not None:
-                return slot.served
-            raise UnavailableError(f"Request for unknown model: '{model}' version {version} is not at ready state")
-        if model not in self._broken and not any(name == model for name, _ in self._slots):
+        known = self._models.get(model)
+        if known is not None:
+            if not version and known.newest is not None:
+                return known.newest
+            slot = known.versions.get(int(version) if _VERSION.fullmatch(version) else -1)
+            if slot is not None:
+                if slot.served is not None:
+                    return slot.served
+                raise UnavailableError(f"Request for unknown model: '{model}' version {version} is not at ready state")
+        if model not in self._broken and known is None:
             raise NotFoundError(f"Request for unknown model: '{model}' is not found")
         if version:
             raise NotFoundError(f"Request for unknown model: '{model}' version {version} is not found")
@@ -166,88 +311,31 @@ class ModelHost:
         return version
 
     async def aclose(self, timeout_s: float) -> None:
-        await asyncio.gather(*(version.aclose(timeout_s) for version in self.versions))
-        for slot in self._slots.values():
-            slot.served = None
-            slot.state = UNAVAILABLE
-        self._newest.clear()
+        leaving = dict(self._leaving)
+        await asyncio.gather(*(version.aclose(timeout_s) for version in (*self.versions, *leaving)))
+        for model in self._models.values():
+            for slot in model.versions.values():
+                slot.served = None
+                slot.state = UNAVAILABLE
+            model.settle()
+        for task in leaving.values():
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
 
 
-async def _on_thread(work: Callable[[], T]) -> T:
-    """Like `asyncio.to_thread`, on a thread that the end of the process does not wait for: a load may take minutes.
-
-    Raises:
-        BackendError: in place of what is no Exception: a model's code may exit.
-    """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: Exception | None) -> None:
-        if done.cancelled():
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(result)  # type: ignore[arg-type]
-
-    def run() -> None:
-        result: T | None = None
-        failure: Exception | None = None
-        try:
-            result = work()
-        except StopIteration:  # no future takes one
-            failure = BackendError("StopIteration while loading")
-        except Exception as error:
-            failure = error
-        except BaseException as error:
-            failure = BackendError(f"{type(error).__name__} while loading")
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends
-            loop.call_soon_threadsafe(settle, result, failure)
-
-    threading.Thread(target=run, name="load", daemon=True).start()
-    return await done
+def _is_served(model: _Model, version: int) -> bool:
+    slot = model.versions.get(version)
+    return slot is not None and slot.served is not None
 
 
-def _check_supported(config: ModelConfig) -> None:
-    """
-    Raises:
-        ConfigError: the model counts on a scheduler of a later release; running it otherwise would be wrong in silence.
-    """
-    batching, message = config.dynamic_batching, config_to_message(config)
-    missing = {
-        "sequence_batching": config.sequence_batching is not None,
-        "model_transaction_policy { decoupled: true }": config.decoupled,
-        "response_cache": config.response_cache,
-        "dynamic_batching.preserve_ordering": batching is not None and batching.preserve_ordering,
-        "dynamic_batching.priority_levels": batching is not None and batching.priority_levels > 0,
-        "dynamic_batching.default_queue_policy": batching is not None
-        and replace(batching.default_queue_policy, max_queue_size=0) != QueuePolicy(),
-        "dynamic_batching.priority_queue_policy": batching is not None and bool(batching.priority_queue_policy),
-        "batch_input": bool(message.batch_input),
-        "batch_output": bool(message.batch_output),
-        "allow_ragged_batch": any(spec.allow_ragged_batch for spec in config.inputs),
-        "is_shape_tensor": any(spec.is_shape_tensor for spec in (*config.inputs, *config.outputs)),
-    }
-    for name, is_used in missing.items():
-        if is_used:
-            raise ConfigError(f"model '{config.name}' uses {name}, which this release does not offer yet")
+def _hosted(name: str, version: int, slot: _Slot, override: str) -> HostedModel:
+    load = (slot.served.load_id, slot.served.load_ns) if slot.served is not None else (0, 0)
+    return HostedModel(name, str(version), slot.state, slot.reason, slot.config.encoded, *load, override)
 
 
-def _placements(config: ModelConfig) -> list[tuple[str, Device]]:
-    """Name and device of each instance."""
-    placements = [
-        (f"{group.name}_{number}", Device("cpu"))
-        for group in config.instance_groups
-        if not group.is_passive
-        for number in range(group.count)
-    ]
-    return placements or [(f"{config.name}_0", Device("cpu"))]
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, TensorlineError):
-        return one_line(str(error), REASON_LIMIT)
-    if isinstance(error, OSError):
-        # A file's place on this machine is not for clients; its name within the model's folder is.
-        return f"{type(error).__name__}: {error.strerror or 'failed'}: {os.path.basename(str(error.filename or ''))}"
-    return f"{type(error).__name__} while loading"
+def _with_policy_of(config: ModelConfig, other: ModelConfig) -> ModelConfig:
+    """The completed `config` with the version policy that the model has now."""
+    message = config_to_message(config)
+    message.version_policy.CopyFrom(config_to_message(other).version_policy)
+    return config_from_message(message)

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import uvloop
+from grpc_health.v1 import health
 
 from tensorline import __version__
 from tensorline.discovery import Registry, ServiceInstance, open_registry
@@ -27,6 +28,7 @@ from tensorline.stage.builtin import BUILTIN
 from tensorline.stage.execution import Plane
 from tensorline.stage.host import ModelHost
 from tensorline.stage.mappings import forget_gone_arenas
+from tensorline.stage.repository import StageRepository
 from tensorline.stage.server import StageEnd, StageIdentity, open_server, set_health
 from tensorline.telemetry.lag import open_lag_monitor
 from tensorline.telemetry.logs import configure_logging
@@ -60,7 +62,13 @@ def run_stage(service: str, backends: Backends) -> None:
     instance_id = f"{service}-{uuid.uuid4().hex[:12]}"
     try:
         settings = read_settings(StageSettings, os.environ)
-        configure_logging(service, instance_id, level=settings.log_level, json=settings.is_logging_json)
+        configure_logging(
+            service,
+            instance_id,
+            level=settings.log_level,
+            json=settings.is_logging_json,
+            log_format=settings.log_format,
+        )
         run_loop(serve_stage(service, instance_id, {**BUILTIN, **backends}, settings))
     except ConfigError as error:
         print(f"{service}: {error}", file=sys.stderr)
@@ -104,8 +112,17 @@ async def serve_stage(service: str, instance_id: str, backends: Backends, settin
             settings.expose_model_errors,
             attaches_context=sdk.provider is not None,
         )
-        host = ModelHost(backends, plane, settings.max_queue, on_executed=end.lease, on_change=end.announce_models)
+        changed = asyncio.Event()
+
+        def models_changed() -> None:
+            end.announce_models()
+            changed.set()
+
+        host = ModelHost(backends, plane, settings.max_queue, end.lease, models_changed, settings.load_threads)
         end.serve_models(host)
+        repository = StageRepository(host, settings.model_repository, settings.model_control_mode, settings.load_model)
+        end.serve_loads(repository)
+        stack.push_async_callback(repository.aclose)
         registry = await stack.enter_async_context(open_registry(settings.discovery_url))
         checks, port = await stack.enter_async_context(open_server(end, str(path), str(lane), settings.listen))
         tasks = await stack.enter_async_context(
@@ -127,7 +144,7 @@ async def serve_stage(service: str, instance_id: str, backends: Backends, settin
         stack.push_async_callback(_drain, end, host, arena, settings.drain_s)
         stack.push_async_callback(registry.deregister, instance_id)
         await registry.register(about)
-        loading = asyncio.ensure_future(_load(host, settings, registry, about))
+        loading = asyncio.ensure_future(_load(host, repository, registry, about))
         waiting = asyncio.ensure_future(stop.wait())
         await asyncio.wait([loading, waiting, *tasks], return_when=asyncio.FIRST_COMPLETED)
         if loading.done() and not waiting.done():
@@ -135,6 +152,9 @@ async def serve_stage(service: str, instance_id: str, backends: Backends, settin
             await set_health(checks, host)
             settle_memory()
             log.info("stage is ready", extra={"models": [f"{m.name}/{m.version} {m.state}" for m in host.models]})
+            tasks += await stack.enter_async_context(
+                background(repository.watch(settings.repository_poll_secs), _follow_health(checks, host, changed))
+            )
             await asyncio.wait([waiting, *tasks], return_when=asyncio.FIRST_COMPLETED)
         for task in (loading, waiting):
             task.cancel()
@@ -144,10 +164,17 @@ async def serve_stage(service: str, instance_id: str, backends: Backends, settin
         await checks.enter_graceful_shutdown()
 
 
-async def _load(host: ModelHost, settings: StageSettings, registry: Registry, about: ServiceInstance) -> None:
-    await host.load_all(settings.model_repository, settings.load_threads)
+async def _load(host: ModelHost, repository: StageRepository, registry: Registry, about: ServiceInstance) -> None:
+    await repository.start()
     models = tuple(f"{model.name}/{model.version}" for model in host.models if model.state == "READY")
     await registry.register(replace(about, models=models))
+
+
+async def _follow_health(checks: health.aio.HealthServicer, host: ModelHost, changed: asyncio.Event) -> None:
+    while True:
+        await changed.wait()
+        changed.clear()
+        await set_health(checks, host)
 
 
 def _advertised(settings: StageSettings, port: int) -> str:

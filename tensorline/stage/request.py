@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from tensorline.rpc.frames import StageResult
 from tensorline.stage.backend import ParameterValue
+from tensorline.stage.window import ResponseWindow
 from tensorline.tensor import Tensor
 
 __all__ = ["StageRequest"]
@@ -21,7 +22,7 @@ class StageRequest:
     deadline: float
     """Monotonic seconds; infinity for none."""
     answer: Callable[[StageResult], None]
-    """Called once, on the loop."""
+    """Called on the loop: once, and for a decoupled model with each response before."""
     holder: object = None
     """Who holds the leases of its outputs: the stream it came by."""
     parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
@@ -38,3 +39,5 @@ class StageRequest:
     batched_ns: int = 0
     signature: tuple[object, ...] = ()
     """Equal for requests whose inputs may be stacked."""
+    window: ResponseWindow | None = None
+    """Of a decoupled model, where the gateway asks for one."""

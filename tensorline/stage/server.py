@@ -21,10 +21,12 @@ from tensorline.protocol.stubs.tensorline.v1 import stage_pb2 as pb
 from tensorline.protocol.stubs.tensorline.v1.stage_pb2_grpc import StageServicer, add_StageServicer_to_server
 from tensorline.rpc.channels import PROTOCOL, stage_server_options
 from tensorline.rpc.connection import HELLO_S
+from tensorline.rpc.frames import LoadOrder
 from tensorline.rpc.lane import TOKEN_BYTES, Lane
 from tensorline.shm import Arena, Leases
 from tensorline.stage.execution import Executed
 from tensorline.stage.host import ModelHost
+from tensorline.stage.repository import StageRepository
 from tensorline.stage.request import StageRequest
 from tensorline.stage.session import Session
 
@@ -61,6 +63,7 @@ class StageEnd(StageServicer):
         self._arena = arena
         self._leases = leases
         self._host: ModelHost | None = None
+        self._repository: StageRepository | None = None
         self._sessions: set[Session] = set()
         self._offers: dict[bytes, Session] = {}
         self._is_draining = False
@@ -68,6 +71,21 @@ class StageEnd(StageServicer):
     def serve_models(self, host: ModelHost) -> None:
         """From here on submissions go to `host`."""
         self._host = host
+
+    def serve_loads(self, repository: StageRepository) -> None:
+        """From here on gateways may load and unload."""
+        self._repository = repository
+
+    async def load_model(self, order: LoadOrder) -> bool:
+        return await self._loading().load(order)
+
+    async def unload_model(self, name: str) -> None:
+        await self._loading().unload(name)
+
+    def _loading(self) -> StageRepository:
+        if self._is_draining or self._repository is None:
+            raise UnavailableError("the stage is starting or shutting down: it loads and unloads nothing")
+        return self._repository
 
     @property
     def streams(self) -> int:
@@ -92,7 +110,7 @@ class StageEnd(StageServicer):
                 raise UnavailableError(f"this stage speaks protocol {PROTOCOL}, the gateway speaks {hello.protocol}")
             self._sessions.add(session)
             try:
-                if self._host is not None:
+                if self._host is not None and self._host.is_listed:
                     session.send_models(self._host.models)
                 if self._is_draining:
                     session.send_drain("the stage is shutting down")
@@ -126,6 +144,8 @@ class StageEnd(StageServicer):
         hello.monotonic_ns = time.monotonic_ns()
         hello.host = socket.gethostname()
         hello.pid = os.getpid()
+        if self._host is not None:
+            hello.backends.extend(sorted(self._host.backends))
         if token:
             hello.lane = self._identity.lane
             hello.lane_token = token
@@ -147,6 +167,9 @@ class StageEnd(StageServicer):
     def load(self) -> tuple[int, int]:
         return self._host.queued if self._host is not None else 0, self._arena.leased_bytes
 
+    def queues(self) -> list[tuple[str, str, int]]:
+        return self._host.queues if self._host is not None else []
+
     def lease(self, executed: Executed) -> None:
         """The references that an answer's blocks carry become leases of the gateway that asked."""
         session = executed.request.holder
@@ -161,7 +184,7 @@ class StageEnd(StageServicer):
                 self._arena.release(block.handle.block, block.handle.generation)
 
     def announce_models(self) -> None:
-        if self._host is not None:
+        if self._host is not None and self._host.is_listed:
             models = self._host.models
             for session in self._sessions:
                 session.send_models(models)

@@ -17,6 +17,7 @@ from tensorline.rpc.connection import BEAT_S, BEATS_MISSED, HostedModel
 from tensorline.rpc.frames import (
     ChunkStore,
     StageResult,
+    decode_order,
     decode_parameters,
     decode_tensors,
     encode_parameters,
@@ -25,7 +26,9 @@ from tensorline.rpc.frames import (
 from tensorline.rpc.lane import Lane
 from tensorline.rpc.outbox import Outbox, TensorList
 from tensorline.stage.backend import ParameterValue
+from tensorline.stage.changes import ModelChanger, ModelChanges
 from tensorline.stage.request import StageRequest
+from tensorline.stage.window import ResponseWindow
 from tensorline.telemetry.logs import one_line
 
 __all__ = ["Session", "SessionOwner"]
@@ -38,10 +41,13 @@ MODELS_BYTES: Final = 2 << 20
 ERROR_LIMIT: Final = 1024
 """Characters of an error text."""
 
+OUTCOME_LIMIT: Final = 16 << 10
+"""Characters of what is told of a load: of each version why."""
+
 _NO_PARAMETERS: Final[Mapping[str, ParameterValue]] = {}
 
 
-class SessionOwner(Protocol):
+class SessionOwner(ModelChanger, Protocol):
     """What a session asks of the stage behind it."""
 
     def submit(self, session: "Session", request: StageRequest) -> Callable[[StageRequest], None]:
@@ -52,6 +58,9 @@ class SessionOwner(Protocol):
 
     def load(self) -> tuple[int, int]:
         """Requests waiting, arena bytes leased."""
+
+    def queues(self) -> Iterable[tuple[str, str, int]]:
+        """Model, version and requests waiting, of the queues that are not empty."""
 
 
 class Session:
@@ -72,6 +81,7 @@ class Session:
         self._lane: Lane | None = None
         self._chosen = asyncio.Event()
         self._lost = asyncio.Event()
+        self._changes = ModelChanges(owner, self._tell_outcome, gateway)
         self._requests: dict[int, tuple[StageRequest, Callable[[StageRequest], None]]] = {}
 
     @property
@@ -104,6 +114,7 @@ class Session:
             for request, cancel in list(self._requests.values()):
                 cancel(request)
             self._requests.clear()
+            self._changes.end()
 
     def attach(self, lane: Lane) -> None:
         """The gateway has opened the lane that it was offered."""
@@ -131,9 +142,17 @@ class Session:
             log.error("a model more than one message can tell of", extra={"model": models[len(sizes) - 1].name})
             sizes.pop()
         frame = self._outbox.frame(sum(sizes)).models
+        frame.SetInParent()  # no models are news, too
         for model in models[: len(sizes)]:
             frame.models.add(
-                name=model.name, version=model.version, state=model.state, reason=model.reason, config=model.config
+                name=model.name,
+                version=model.version,
+                state=model.state,
+                reason=model.reason,
+                config=model.config,
+                load=model.load,
+                load_ns=model.load_ns,
+                override=model.override,
             )
 
     def send_drain(self, reason: str) -> None:
@@ -164,6 +183,10 @@ class Session:
             if known is not None:
                 request, cancel = known
                 cancel(request)
+        elif kind == "taken":
+            known = self._requests.get(frame.taken.id)
+            if known is not None and known[0].window is not None:
+                known[0].window.take(frame.taken.responses)
         elif kind == "beat":
             self._take_beat(frame.beat)
         elif kind == "chunk":
@@ -172,8 +195,27 @@ class Session:
             except TensorlineError as error:
                 # The Submit that refers to these chunks will be refused by name; the stream lives on.
                 log.warning("chunk refused", extra={"gateway": self.gateway, "cause": str(error)})
+        elif kind == "load":
+            self._take_load(frame.load)
+        elif kind == "unload":
+            self._changes.unload(frame.unload.id, frame.unload.model)
         else:
             self.unknown_frames += 1
+
+    def _take_load(self, wire: pb.Load) -> None:
+        try:
+            order = decode_order(wire, self._chunks)  # now: the chunks of the next one may be coming
+        except TensorlineError as error:
+            self._tell_outcome(wire.id, error)
+        else:
+            self._changes.load(wire.id, order)
+
+    def _tell_outcome(self, number: int, error: TensorlineError | None, is_mine: bool = True) -> None:
+        outcome = self._outbox.frame().outcome
+        outcome.id = number
+        outcome.not_mine = not is_mine
+        if error is not None:
+            outcome.status, outcome.error = error.status.value[0], str(error)[:OUTCOME_LIMIT]
 
     def _take_submit(self, wire: pb.Submit, received_ns: int) -> None:
         number = wire.id
@@ -199,6 +241,8 @@ class Session:
             wire.tracestate,
             received_ns=received_ns,
         )
+        if wire.window:
+            request.window = ResponseWindow(wire.window)
         # Known before it is admitted: an instant model answers before `submit` returns.
         self._requests[number] = (request, _ignore)
         try:
@@ -213,14 +257,20 @@ class Session:
             self._answer(number, StageResult(error.status.value[0], str(error), not_started=True))
 
     def _answer(self, number: int, result: StageResult) -> None:
-        if self._requests.pop(number, None) is None and self.is_open:
+        known = self._requests.pop(number, None) if result.final else self._requests.get(number)
+        if known is None and self.is_open:
             log.error("a request was answered twice", extra={"gateway": self.gateway})
             return
         if not self.is_open:
             return
         waiting = self._outbox.waiting_bytes
         if waiting > self._inline_limit:
-            result = self._unread(result, waiting)
+            unread = self._unread(result, waiting)
+            if unread is not result and not result.final and known is not None:
+                # The end for the gateway; for us when the model has noticed. What it sends till then is ignored there.
+                request, cancel = known
+                cancel(request)
+            result = unread
 
         def room() -> TensorList:
             wire = self._outbox.frame().result
@@ -262,6 +312,8 @@ class Session:
         answer.sent_ns = time.monotonic_ns()
         answer.echo_ns = beat.sent_ns
         answer.queued, answer.arena_bytes = self._owner.load()
+        for model, version, requests in self._owner.queues():
+            answer.queues.add(model=model, version=version, requests=requests)
 
     async def _beat(self) -> None:
         # The gateway beats; we listen. Only silence that our own loop was awake for counts.

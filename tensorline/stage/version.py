@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable
 
@@ -16,10 +17,11 @@ from tensorline.errors import (
     UnavailableError,
 )
 from tensorline.rpc.frames import StageResult
-from tensorline.stage.backend import Instance
+from tensorline.stage.backend import Instance, StreamInstance
 from tensorline.stage.execution import Executed, Execution, ModelView, Plane
 from tensorline.stage.queue import BatchQueue
 from tensorline.stage.request import StageRequest
+from tensorline.stage.streaming import StreamExecution
 from tensorline.stage.worker import InstanceWorker
 
 __all__ = ["ModelVersion"]
@@ -27,6 +29,10 @@ __all__ = ["ModelVersion"]
 log = logging.getLogger(__name__)
 
 _batch_ids = itertools.count(1)
+_load_ids = itertools.count(1)
+
+
+MakeBatch = Callable[[Callable[[StageResult], None]], list[StageRequest]]
 
 
 class ModelVersion:
@@ -40,17 +46,22 @@ class ModelVersion:
         self,
         config: ModelConfig,
         version: int,
-        instances: list[tuple[str, Instance]],
+        instances: list[tuple[str, Instance | StreamInstance]],
         plane: Plane,
         max_queue: int,
         on_executed: Callable[[Executed], None],
     ) -> None:
         self.config = config
         self.version = version
+        self.load_id = next(_load_ids)
+        """Another one for each load: gateways see by it that a version was loaded again."""
+        self.load_ns = 0
+        """How long it took; set by who loaded it."""
         self._plane = plane
         self._on_executed = on_executed
         self._loop = asyncio.get_running_loop()
-        batching = config.dynamic_batching
+        # Responses of one stream belong to one request: a decoupled model's requests run alone.
+        batching = config.dynamic_batching if not config.decoupled else None
         self._queue = BatchQueue(
             config.max_queue_size or max_queue,
             max_rows=max(1, config.max_batch_size) if batching is not None else 1,
@@ -63,13 +74,19 @@ class ModelVersion:
             {spec.name: (spec.dims, spec.reshape) for spec in config.inputs if spec.reshape is not None},
             {spec.name: (spec.reshape, spec.dims) for spec in config.outputs if spec.reshape is not None},
             {spec.name: spec.datatype for spec in config.outputs},
+            keeps_rows=not config.decoupled,
         )
-        self._workers = [InstanceWorker(name, instance, self._loop, self._finished) for name, instance in instances]
+        self._workers = [worker for name, instance in instances for worker in self._started(name, instance)]
         self._timer: asyncio.TimerHandle | None = None
         self._running: set[Execution] = set()
         self._is_closing = False
         self._idle = asyncio.Event()
         self._idle.set()
+
+    def _started(self, name: str, instance: Instance | StreamInstance) -> list[InstanceWorker]:
+        count = max(1, getattr(instance, "max_streams", 1)) if self.config.decoupled else 1
+        close = instance.close if count == 1 else _Last(count, instance.close)
+        return [InstanceWorker(name, instance, self._loop, self._finished, close) for _ in range(count)]
 
     @property
     def queued(self) -> int:
@@ -120,6 +137,8 @@ class ModelVersion:
     def cancel(self, request: StageRequest) -> None:
         """Nobody waits for it: out of the queue, or told to the batch that runs it."""
         request.is_cancelled = True
+        if request.window is not None:
+            request.window.close()
         if self._queue.remove(request):
             self._drop(request)
             self._settle(time.monotonic())
@@ -136,13 +155,58 @@ class ModelVersion:
                 batched_ns = time.monotonic_ns()
                 for request in batch:
                     request.batched_ns = batched_ns
-                execution = Execution(batch, next(_batch_ids), worker.name, self._view, self._plane)
+                execution = self._execution(batch, worker.name)
                 if worker.instant_bytes and _input_bytes(batch) <= worker.instant_bytes:
                     worker.run_now(execution)
                     self._answer(execution)
                 else:
                     self._running.add(execution)
                     worker.start(execution)
+
+    def _execution(self, batch: list[StageRequest], instance: str) -> Execution:
+        number = next(_batch_ids)
+        if self.config.decoupled:
+            return StreamExecution(batch[0], number, instance, self._view, self._plane, self._respond)
+        return Execution(batch, number, instance, self._view, self._plane)
+
+    async def run_on_each(self, make: MakeBatch) -> list[StageResult]:
+        """Run a batch on every instance, past the queue: before the first request comes.
+
+        Args:
+            make: Makes the requests of one batch, with what is to be told of their results.
+        Returns:
+            The last result of each.
+        """
+        each = [self._run_on(worker, make) for worker in self._workers]
+        return [result for results in await asyncio.gather(*each) for result in results]
+
+    async def _run_on(self, worker: InstanceWorker, make: MakeBatch) -> list[StageResult]:
+        results: list[StageResult] = []
+        came = asyncio.Event()
+
+        def take(result: StageResult) -> None:
+            if result.final:
+                results.append(result)
+                came.set()
+
+        requests = make(take)
+        for batch in [[request] for request in requests] if self.config.decoupled else [requests]:
+            wanted = len(results) + len(batch)
+            execution = self._execution(batch, worker.name)
+            self._running.add(execution)
+            self._idle.clear()
+            worker.start(execution)
+            while len(results) < wanted:
+                came.clear()
+                await came.wait()
+        return results
+
+    def _respond(self, executed: Executed) -> None:
+        """Called on an instance's thread, for a response that is not its request's last."""
+        try:
+            self._loop.call_soon_threadsafe(self._tell, executed)
+        except RuntimeError:  # the loop is closed: the process ends
+            executed.request.is_cancelled = True
 
     def _settle(self, now: float) -> None:
         wake_at = self._queue.wake_at()
@@ -166,11 +230,14 @@ class ModelVersion:
 
     def _answer(self, execution: Execution) -> None:
         for executed in execution.done:
-            try:
-                self._on_executed(executed)
-                executed.request.answer(executed.result)
-            except Exception:  # one answer's trouble must not keep the others waiting, nor the queue
-                log.exception("a request could not be answered", extra={"model": self.config.name})
+            self._tell(executed)
+
+    def _tell(self, executed: Executed) -> None:
+        try:
+            self._on_executed(executed)
+            executed.request.answer(executed.result)
+        except Exception:  # one answer's trouble must not keep the others waiting, nor the queue
+            log.exception("a request could not be answered", extra={"model": self.config.name})
 
     def _drop(self, request: StageRequest) -> None:
         error: TensorlineError = (
@@ -180,8 +247,12 @@ class ModelVersion:
         )
         request.answer(StageResult(error.status.value[0], str(error), version=self._view.version, not_started=True))
 
-    async def aclose(self, timeout_s: float) -> None:
-        """Take no more, let what is here finish for at most `timeout_s`, answer the rest, close the instances."""
+    async def aclose(self, timeout_s: float | None) -> None:
+        """Take no more, let what is here finish for at most `timeout_s`, answer the rest, close the instances.
+
+        Args:
+            timeout_s: None: as long as it takes. A second call, with a limit, ends that.
+        """
         self._is_closing = True
         self._queue.hurry()
         self._dispatch(time.monotonic())
@@ -193,11 +264,31 @@ class ModelVersion:
                 request.answer(
                     StageResult(UnavailableError.status.value[0], "the stage stopped before its turn", not_started=True)
                 )
+            for execution in self._running:
+                for request in execution.requests:
+                    if request.window is not None:
+                        request.window.close()
         if self._timer is not None:
             self._timer.cancel()
         for worker in self._workers:
             worker.close()
         await asyncio.gather(*(asyncio.to_thread(worker.join, 2.0) for worker in self._workers))
+
+
+class _Last:
+    """Calls `close` when it was itself called by the last of `count` threads."""
+
+    def __init__(self, count: int, close: Callable[[], None]) -> None:
+        self._left = count
+        self._close = close
+        self._lock = threading.Lock()
+
+    def __call__(self) -> None:
+        with self._lock:
+            self._left -= 1
+            is_last = not self._left
+        if is_last:
+            self._close()
 
 
 def _input_bytes(requests: list[StageRequest]) -> int:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from tensorline.stage.backend import Instance
+from tensorline.stage.backend import Instance, StreamInstance
 from tensorline.stage.execution import Execution
 
 __all__ = ["InstanceWorker"]
@@ -16,16 +16,18 @@ log = logging.getLogger(__name__)
 
 class InstanceWorker:
     """Args:
-    instance: Loaded; its `execute` and `close` are called on this worker's thread alone.
+    instance: Loaded; it is called on this worker's thread alone, unless it said how many streams it runs at once.
     on_done: Called on the loop after each execution.
+    close: Ends the instance; called on the thread when it has nothing left.
     """
 
     def __init__(
         self,
         name: str,
-        instance: Instance,
+        instance: Instance | StreamInstance,
         loop: asyncio.AbstractEventLoop,
         on_done: "Callable[[InstanceWorker, Execution], None]",
+        close: Callable[[], None],
     ) -> None:
         self.name = name
         self.is_idle = True
@@ -35,6 +37,7 @@ class InstanceWorker:
         self._instance = instance
         self._loop = loop
         self._on_done = on_done
+        self._close = close
         self._work: SimpleQueue[Execution | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"instance-{name}", daemon=True)
         self._thread.start()
@@ -66,6 +69,6 @@ class InstanceWorker:
                 return
             del execution  # and with it the tensors that came inline, for as long as nothing new comes
         try:
-            self._instance.close()
+            self._close()
         except BaseException:  # its code may exit: the thread is over anyway
             log.exception("instance did not close", extra={"model_instance": self.name})

@@ -1,27 +1,36 @@
-"""What `nv_inference_*` metrics and `ModelStatistics` count, as plain integers updated from finished requests.
+"""What `nv_inference_*` metrics and `ModelStatistics` count of one model version, as plain integers.
 
-Rules: `reference/observability.md` §2. A full queue or a failed validation counts nothing there (ours are `refused` and
-`unknown`); a failure is REJECTED (its time was up), CANCELED, BACKEND (the model) or OTHER.
+Rules: `reference/observability.md` §2. A full queue or a failed validation counts nothing there (ours is `refused`); a
+failure is REJECTED (its time was up), CANCELED, BACKEND (the model) or OTHER.
 """
 
-from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
-from tensorline.telemetry.record import WALL_OFFSET_NS, RequestRecord, StageTiming, StepRecord
+from tensorline.telemetry.distributions import Histogram, Window
+from tensorline.telemetry.record import WALL_OFFSET_NS, RequestRecord, ResponseTiming, StageTiming, StepRecord
 
-__all__ = ["HOP_BUCKETS_US", "REASONS", "BatchCounters", "Histogram", "ModelCounters", "ModelTable"]
+__all__ = ["REASONS", "BatchCounters", "ModelCounters", "ModelTraits", "ResponseCounters", "Windows"]
 
 REASONS: Final = ("BACKEND", "CANCELED", "OTHER", "REJECTED")
-HOP_BUCKETS_US: Final = (50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 100_000, 1_000_000)
 
-_MODELS_LIMIT: Final = 4096
-_BATCHES_LIMIT: Final = 1024  # ids remembered twice over: far more than can be in flight
+_RESPONSES_LIMIT: Final = 256
+"""Responses of a request that have statistics of their own: `response_stats` has an entry for each number."""
+
+_SIZES_LIMIT: Final = 4096
 _CANCELLED: Final = 1
-_REASON_OF: Final = {1: "CANCELED", 2: "BACKEND", 4: "REJECTED", 13: "BACKEND", 15: "BACKEND"}
-_REFUSALS: Final = frozenset({3, 5, 6, 7, 8, 9, 11, 12, 16})
-_UNAVAILABLE: Final = 14
-_BatchKey = tuple[str, str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTraits:
+    """What a model's configuration says about its metrics."""
+
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """Further labels of its rows, from `metric_tags`."""
+    is_decoupled: bool = False
+    first_response_us: tuple[int, ...] = (100_000, 500_000, 2_000_000, 5_000_000)
+    """Buckets of the time to the first response; `model_metrics` may say others."""
 
 
 class BatchCounters:
@@ -33,12 +42,58 @@ class BatchCounters:
         self.count = self.compute_input_ns = self.compute_infer_ns = self.compute_output_ns = 0
 
 
+class ResponseCounters:
+    """The n-th responses of a decoupled model's requests; each value is count and nanoseconds."""
+
+    __slots__ = ("cancel", "compute_infer", "compute_output", "empty_response", "fail", "success")
+
+    def __init__(self) -> None:
+        self.compute_infer = [0, 0]
+        self.compute_output = [0, 0]
+        self.success = [0, 0]
+        self.fail = [0, 0]
+        self.empty_response = [0, 0]
+        self.cancel = [0, 0]
+
+    def add(self, response: ResponseTiming, since: int) -> None:
+        """
+        Args:
+            since: When its computation began: the end of the response before.
+        """
+        infer, output = max(0, response.computed - since), max(0, response.written - response.computed)
+        _add(self.compute_infer, infer)
+        if response.status == _CANCELLED:
+            _add(self.cancel, infer + output)
+        elif response.status:
+            _add(self.fail, infer + output)
+        elif response.is_empty:
+            _add(self.empty_response, infer + output)
+        else:
+            _add(self.compute_output, output)
+            _add(self.success, infer + output)
+
+
+class Windows:
+    """Of one model's requests, for the summary families."""
+
+    __slots__ = ("compute_infer", "compute_input", "compute_output", "queue", "request")
+
+    def __init__(self) -> None:
+        self.request = Window()
+        self.queue = Window()
+        self.compute_input = Window()
+        self.compute_infer = Window()
+        self.compute_output = Window()
+
+
 class ModelCounters:
-    """One version of one model since it was loaded; durations in nanoseconds."""
+    """One version of one model since it was loaded; durations in nanoseconds.
+
+    Args:
+        has_windows: Keep what the summary families need, too.
+    """
 
     __slots__ = (
-        "_seen",
-        "_seen_before",
         "batches",
         "compute_count",
         "compute_infer_ns",
@@ -47,15 +102,20 @@ class ModelCounters:
         "execution_count",
         "fail_ns",
         "failures",
+        "first_response",
         "inference_count",
         "last_inference_ns",
         "queue_ns",
         "refused",
+        "responses",
         "success_count",
         "success_ns",
+        "traits",
+        "windows",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, traits: ModelTraits | None = None, *, has_windows: bool = False) -> None:
+        self.traits = ModelTraits() if traits is None else traits
         self.success_count = self.success_ns = self.fail_ns = 0
         self.inference_count = self.execution_count = 0
         self.last_inference_ns = 0
@@ -66,8 +126,10 @@ class ModelCounters:
         self.refused = 0
         """Requests that Triton would not count: a full queue, a limit, an invalid tensor."""
         self.batches: dict[int, BatchCounters] = {}
-        self._seen: set[_BatchKey] = set()
-        self._seen_before: set[_BatchKey] = set()
+        self.responses: list[ResponseCounters] = []
+        """By the number of the response; of decoupled models."""
+        self.first_response = Histogram(self.traits.first_response_us)
+        self.windows = Windows() if has_windows else None
 
     @property
     def fail_count(self) -> int:
@@ -82,189 +144,101 @@ class ModelCounters:
     def queue_count(self) -> int:
         return self.compute_count
 
-    def add_success(self, step: StepRecord, duration_ns: int) -> None:
+    def add_success(self, step: StepRecord, started: int, ended: int) -> None:
         """One request that the model answered."""
         self.success_count += 1
-        self.success_ns += duration_ns
+        self.success_ns += ended - started
         self.inference_count += step.rows
         timing = step.timing
         if timing is None:
             return
-        _, queued, batched, input_ready, computed, output_ready, _, _, _, _ = timing
         self.compute_count += 1
-        self.queue_ns += batched - queued
-        self.compute_input_ns += input_ready - batched
-        self.compute_infer_ns += computed - input_ready
-        self.compute_output_ns += output_ready - computed
+        spent = _phases(timing)
+        self._add_phases(spent)
+        if self.windows is not None:
+            self._observe(ended - started, spent, ended)
         self.add_execution(step, timing)
+        self.add_responses(step, timing, started)
 
-    def add_pipeline(self, record: RequestRecord, duration_ns: int) -> None:
+    def add_pipeline(self, record: RequestRecord) -> None:
         """One request that a pipeline answered: queue and compute are sums over its steps."""
         self.success_count += 1
-        self.success_ns += duration_ns
+        self.success_ns += record.ended - record.started
         self.inference_count += record.rows
         self.execution_count += 1
         self.compute_count += 1
         self.last_inference_ns = record.started
+        spent = (0, 0, 0, 0)
         for step in record.steps:
-            timing = step.timing
-            if timing is not None and not step.status:
-                _, queued, batched, input_ready, computed, output_ready, _, _, _, _ = timing
-                self.queue_ns += batched - queued
-                self.compute_input_ns += input_ready - batched
-                self.compute_infer_ns += computed - input_ready
-                self.compute_output_ns += output_ready - computed
+            if step.timing is not None and not step.status:
+                more = _phases(step.timing)
+                spent = (spent[0] + more[0], spent[1] + more[1], spent[2] + more[2], spent[3] + more[3])
+        self._add_phases(spent)
+        if self.windows is not None:
+            self._observe(record.ended - record.started, spent, record.ended)
 
     def add_failure(self, reason: str, duration_ns: int) -> None:
         self.failures[reason] += 1
         self.fail_ns += duration_ns
 
     def add_execution(self, step: StepRecord, timing: StageTiming) -> None:
-        """Count the batch, unless another request of it was here before."""
-        _, _, batched, input_ready, computed, output_ready, _, batch_id, batch_size, instance = timing
-        process = step.process
-        key = ("" if process is None else process.instance_id, instance, batch_id)
-        if key in self._seen or key in self._seen_before:
+        """Count what this answer is the one to count of its batch: the others of the batch may be anywhere."""
+        self.last_inference_ns = max(self.last_inference_ns, timing.batched + step.clock_offset)
+        if not timing.executions:
             return
-        self._seen.add(key)
-        if len(self._seen) > _BATCHES_LIMIT:
-            self._seen_before, self._seen = self._seen, set()
-        self.execution_count += 1
-        self.last_inference_ns = batched + step.clock_offset
-        if not output_ready:  # it failed: counted, without durations
+        self.execution_count += timing.executions
+        if not timing.output_ready:  # it failed: counted, without durations
             return
-        batch = self.batches.get(batch_size)
+        batch = self.batches.get(timing.batch_size)
         if batch is None:
-            batch = self.batches[batch_size] = BatchCounters()
+            if len(self.batches) >= _SIZES_LIMIT:
+                return
+            batch = self.batches[timing.batch_size] = BatchCounters()
+        _, compute_input, compute_infer, compute_output = _phases(timing)
         batch.count += 1
-        batch.compute_input_ns += input_ready - batched
-        batch.compute_infer_ns += computed - input_ready
-        batch.compute_output_ns += output_ready - computed
+        batch.compute_input_ns += compute_input
+        batch.compute_infer_ns += compute_infer
+        batch.compute_output_ns += compute_output
 
+    def add_responses(self, step: StepRecord, timing: StageTiming, started: int) -> None:
+        """What is told of each response of a decoupled request."""
+        if step.first_response:
+            self.first_response.observe(step.first_response - started)
+        since = timing.input_ready
+        for number, response in enumerate((step.responses or ())[:_RESPONSES_LIMIT]):
+            if number == len(self.responses):
+                self.responses.append(ResponseCounters())
+            self.responses[number].add(response, since)
+            since = response.written
 
-class Histogram:
-    """Counts by upper bound in microseconds (the last: above all of them), and the sum in nanoseconds."""
+    def _add_phases(self, spent: tuple[int, int, int, int]) -> None:
+        self.queue_ns += spent[0]
+        self.compute_input_ns += spent[1]
+        self.compute_infer_ns += spent[2]
+        self.compute_output_ns += spent[3]
 
-    __slots__ = ("_bounds_ns", "bounds_us", "counts", "sum_ns")
-
-    def __init__(self, bounds_us: tuple[int, ...]) -> None:
-        self.bounds_us = bounds_us
-        self.counts = [0] * (len(bounds_us) + 1)
-        self.sum_ns = 0
-        self._bounds_ns = [bound * 1000 for bound in bounds_us]
-
-    def observe(self, duration_ns: int) -> None:
-        self.counts[bisect_left(self._bounds_ns, duration_ns)] += 1
-        self.sum_ns += duration_ns
-
-
-class ModelTable:
-    """Counters by (model, version). Rows are made by `declare` and by successes alone: client text makes none."""
-
-    def __init__(self) -> None:
-        self._rows: dict[tuple[str, str], ModelCounters] = {}
-        self.hops: dict[str, Histogram] = {}
-        """Seconds between gateway and stage, both ways together, by the stage's service."""
-        self.unknown = 0
-        """Requests that failed before they had a model we know."""
-        self.retries = 0
-
-    def declare(self, model: str, version: str) -> ModelCounters:
-        """The row of a model that was loaded (again: from 0)."""
-        if len(self._rows) >= _MODELS_LIMIT and (model, version) not in self._rows:
-            return ModelCounters()  # counted into the void: the exposition stays bounded whatever a registry says
-        counters = self._rows[model, version] = ModelCounters()
-        return counters
-
-    def forget(self, model: str, version: str) -> None:
-        """The model was unloaded: its rows go away."""
-        self._rows.pop((model, version), None)
-
-    def get(self, model: str, version: str) -> ModelCounters | None:
-        return self._rows.get((model, version))
-
-    def __iter__(self) -> Iterator[tuple[str, str, ModelCounters]]:
-        return ((model, version, row) for (model, version), row in sorted(self._rows.items()))
-
-    def record(self, record: RequestRecord) -> None:
-        """Count a finished request: on its own model, and for a pipeline each step on the step's model."""
-        steps = record.steps
-        duration = record.ended - record.started
-        is_pipeline = not steps or steps[0].model != record.model
-        for step in steps:
-            if step.attempt > 1:
-                self.retries += 1
-            self._add_hop(step)
-            if step.status and _was_retried(step, steps):
-                continue
-            if not step.ended:  # still under way when the request ended
-                self._count(step, record.status or _CANCELLED, record.ended - step.started)
-            else:
-                self._count(step, step.status, step.ended - step.started if is_pipeline else duration)
-        if is_pipeline:
-            self._count_pipeline(record, duration)
-
-    def executed(self, model: str, version: str, timing: StageTiming, *, rows: int = 1, status: int = 0) -> None:
-        """Count one request of a batch where it ran: the stage's own statistics."""
-        received, sent = timing.received, timing.sent
-        step = StepRecord(model, version, b"", received, sent, None, timing, rows=rows)
-        self._count(step, status, sent - received)
-
-    def _count(self, step: StepRecord, status: int, duration_ns: int) -> None:
-        row = self._rows.get((step.model, step.version))
-        if row is None:
-            if status:
-                self.unknown += 1
-                return
-            row = self.declare(step.model, step.version)
-        if status == 0:
-            row.add_success(step, duration_ns)
+    def _observe(self, duration_ns: int, spent: tuple[int, int, int, int], now_ns: int) -> None:
+        windows = self.windows
+        if windows is None:
             return
-        if step.timing is not None and step.timing.input_ready:
-            row.add_execution(step, step.timing)
-        if _is_refusal(status, step):
-            row.refused += 1
-        else:
-            row.add_failure(_reason(status, step), duration_ns)
-
-    def _count_pipeline(self, record: RequestRecord, duration_ns: int) -> None:
-        row = self._rows.get((record.model, record.version))
-        status = record.status
-        if row is None:
-            if status:
-                self.unknown += 1
-                return
-            row = self.declare(record.model, record.version)
-        if status == 0:
-            row.add_pipeline(record, duration_ns)
-        elif not record.steps or _is_refusal(status, record.steps[-1]):
-            row.refused += 1
-        else:
-            row.add_failure("CANCELED" if status == _CANCELLED else "OTHER", duration_ns)
-
-    def _add_hop(self, step: StepRecord) -> None:
-        timing, process = step.timing, step.process
-        if timing is None or process is None or not timing[6] or not step.ended:
-            return
-        hop = self.hops.get(process.service)
-        if hop is None:
-            hop = self.hops[process.service] = Histogram(HOP_BUCKETS_US)
-        # Without what lay between `received` and `sent`. Differences on each side's own clock: no offset enters.
-        hop.observe(step.ended - step.started - timing[6] + timing[0])
+        windows.request.observe(duration_ns, now_ns)
+        for window, phase_ns in zip(
+            (windows.queue, windows.compute_input, windows.compute_infer, windows.compute_output), spent, strict=True
+        ):
+            window.observe(phase_ns, now_ns)
 
 
-def _reason(status: int, step: StepRecord) -> str:
-    if status in _REASON_OF:
-        return _REASON_OF[status]
-    return "BACKEND" if step.timing is not None and step.timing.input_ready else "OTHER"
+def _phases(timing: StageTiming) -> tuple[int, int, int, int]:
+    """In the queue, and computing: input, the model, output; 0 for what it never came through."""
+    _, queued, batched, input_ready, computed, output_ready, _, _, _, _, _ = timing
+    return (
+        batched - queued,
+        input_ready - batched if input_ready else 0,
+        computed - input_ready if computed else 0,
+        output_ready - computed if output_ready and computed else 0,
+    )
 
 
-def _was_retried(step: StepRecord, steps: list[StepRecord]) -> bool:
-    return any(other.model == step.model and other.attempt > step.attempt for other in steps)
-
-
-def _is_refusal(status: int, step: StepRecord) -> bool:
-    """Not counted by Triton: what could never run, a full queue, or nobody there to ask."""
-    if step.timing is not None and step.timing.input_ready:
-        return False  # it ran
-    return status in _REFUSALS or step.is_refused or (status == _UNAVAILABLE and step.process is None)
+def _add(into: list[int], duration_ns: int) -> None:
+    into[0] += 1
+    into[1] += duration_ns

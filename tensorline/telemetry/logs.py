@@ -11,20 +11,32 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, BinaryIO, Final
 
 import orjson
 
-__all__ = ["CLIENT_TEXT_LIMIT", "LINE_LIMIT", "LogLines", "configure_logging", "logged_request", "one_line"]
+__all__ = [
+    "CLIENT_TEXT_LIMIT",
+    "LINE_LIMIT",
+    "LOG_FORMATS",
+    "LogLines",
+    "LogSwitches",
+    "configure_logging",
+    "logged_request",
+    "one_line",
+]
 
 CLIENT_TEXT_LIMIT: Final = 256
 LINE_LIMIT: Final = 8 * 1024
+LOG_FORMATS: Final = ("default", "ISO8601")
 _EVENT_LIMIT: Final = 1024
 _STACK_LIMIT: Final = 4 * 1024
 _KEY_LIMIT: Final = 64
 _FIELDS_LIMIT: Final = 32
 _STACKS: Final = ("exception", "stack")
+_METHOD_LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "msg": logging.INFO, "warning": logging.WARNING}
 _RECORD_FIELDS: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 # What ends a line, moves a cursor or re-orders text somewhere: C0, DEL, C1, zero-width and bidirectional controls,
@@ -32,6 +44,38 @@ _RECORD_FIELDS: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message",
 _UNSAFE: Final = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 
 _request: ContextVar[tuple[bytes, bytes, str] | None] = ContextVar("tensorline_request", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class LogSwitches:
+    """Which lines are written, as Triton's log settings say it: each kind has a switch of its own."""
+
+    verbose: int = 0
+    """Above 0, lines of level DEBUG are written."""
+    info: bool = True
+    warning: bool = True
+    error: bool = True
+    format: str = "default"
+    """Of `LOG_FORMATS`: what begins a line for people. JSON lines have their time in ISO 8601 in either."""
+
+    @classmethod
+    def from_level(cls, level: str, log_format: str = "default") -> "LogSwitches":
+        """As a level of the standard library says: that one and what is above it."""
+        number = logging.getLevelNamesMapping()[level.upper()]
+        return cls(
+            int(number <= logging.DEBUG),
+            number <= logging.INFO,
+            number <= logging.WARNING,
+            number <= logging.ERROR,
+            log_format,
+        )
+
+    def shows(self, level: int) -> bool:
+        if level >= logging.ERROR:
+            return self.error
+        if level >= logging.WARNING:
+            return self.warning
+        return self.info if level >= logging.INFO else self.verbose > 0
 
 
 @contextlib.contextmanager
@@ -45,35 +89,43 @@ def logged_request(trace_id: bytes, span_id: bytes, request_id: str = "") -> Ite
 
 
 def configure_logging(
-    service: str, instance_id: str, level: str = "INFO", json: bool = True, stream: BinaryIO | None = None
+    service: str,
+    instance_id: str,
+    level: str = "INFO",
+    json: bool = True,
+    stream: BinaryIO | None = None,
+    log_format: str = "default",
 ) -> "LogLines":
-    """Send everything that is logged in this process to stderr. Called once, by `main`.
+    """Send everything that is logged in this process to stderr. Called once, by `main`; `LogLines.switch` changes later
+    what is written.
 
     Args:
         service: "tensorline-gateway", ...; stands in each line with `instance_id`.
         level: "DEBUG", "INFO", "WARNING" or "ERROR".
         json: False for people: `level  event  key=value`.
         stream: Instead of stderr.
+        log_format: Of `LOG_FORMATS`.
     """
     # Imported here: 5 MB and 0.1 s (it loads rich) that importers of this module's other names do without.
     import structlog
 
-    number = logging.getLevelNamesMapping()[level.upper()]
     lines = LogLines(stream or sys.stderr.buffer, service, instance_id, json=json)
     handler = _Handler(lines)
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(number)
+    lines.switch(LogSwitches.from_level(level, log_format))
     logging.captureWarnings(True)
     structlog.configure(
         processors=[
+            lines.drop_hidden,
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.StackInfoRenderer(),
             structlog.processors.format_exc_info,
             lines.render,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(number),
+        # Lets everything through: the level may change later, and loggers are cached.
+        wrapper_class=structlog.make_filtering_bound_logger(logging.NOTSET),
         logger_factory=lambda *_: lines,
         cache_logger_on_first_use=True,
     )
@@ -87,6 +139,7 @@ class LogLines:
         self._stream = stream
         self._common = {"service": service, "instance": instance_id}
         self._json = json
+        self.switches = LogSwitches()
         self.dropped = 0
 
     def msg(self, line: bytes) -> None:
@@ -98,6 +151,19 @@ class LogLines:
             self.dropped += 1
 
     debug = info = warning = warn = error = critical = fatal = exception = log = failure = msg
+
+    def switch(self, switches: LogSwitches) -> None:
+        """Write by these from now on."""
+        self.switches = switches
+        logging.getLogger().setLevel(logging.DEBUG if switches.verbose else logging.INFO)
+
+    def drop_hidden(self, logger: object, method: str, event: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The first processor of structlog's chain."""
+        from structlog import DropEvent
+
+        if not self.switches.shows(_METHOD_LEVELS.get(method, logging.ERROR)):
+            raise DropEvent
+        return event
 
     def render(self, logger: object, method: str, event: Mapping[str, Any]) -> bytes:
         """The last processor of structlog's chain: from the event's values to the line."""
@@ -118,7 +184,7 @@ class LogLines:
                 values["request_id"] = one_line(request[2], CLIENT_TEXT_LIMIT)
         for key, value in islice(fields.items(), _FIELDS_LIMIT):
             values[one_line(key, _KEY_LIMIT)] = _stack(str(value)) if key in _STACKS else _plain(value)
-        return self._json_line(values) if self._json else _human_line(values)
+        return self._json_line(values) if self._json else _human_line(values, is_iso=self.switches.format == "ISO8601")
 
     def _json_line(self, values: dict[str, object]) -> bytes:
         values |= self._common
@@ -139,6 +205,8 @@ class _Handler(logging.Handler):
         self._lines = lines
 
     def emit(self, record: logging.LogRecord) -> None:
+        if not self._lines.switches.shows(record.levelno):
+            return
         try:
             fields = {key: value for key, value in record.__dict__.items() if key not in _RECORD_FIELDS}  # extra={...}
             if record.exc_info and record.exc_info[0] is not None:
@@ -177,11 +245,11 @@ def _plain(value: object) -> object:
     return one_line(value if isinstance(value, str) else repr(value), CLIENT_TEXT_LIMIT)
 
 
-def _human_line(values: dict[str, object]) -> bytes:
+def _human_line(values: dict[str, object], *, is_iso: bool) -> bytes:
     when, level, event = str(values.pop("time")), values.pop("level"), values.pop("event")
     stack = "".join(f"\n{values.pop(key)}".replace("\n", "\n    ") for key in _STACKS if key in values)
     more = "".join(f" {key}={value}" for key, value in values.items())
-    return f"{when[11:23]} {level!s:<8} {event}{more}{stack}\n".encode()
+    return f"{when if is_iso else when[11:23]} {level!s:<8} {event}{more}{stack}\n".encode()
 
 
 def _escape(match: re.Match[str]) -> str:

@@ -14,6 +14,7 @@ __all__ = [
     "Attributes",
     "Process",
     "RequestRecord",
+    "ResponseTiming",
     "StageTiming",
     "StepRecord",
     "TraceContext",
@@ -65,6 +66,19 @@ class StageTiming(NamedTuple):
     batch_id: int
     batch_size: int
     instance: str
+    executions: int = 0
+    """Of the model, that this answer is the one to count: not 0 for one request of each batch."""
+
+
+class ResponseTiming(NamedTuple):
+    """One response of a decoupled request, on its stage's clock (ns); for `ModelStatistics.response_stats`."""
+
+    computed: int
+    written: int
+    """When its outputs were ready to be sent; as `computed` for a response without outputs."""
+    status: int = 0
+    is_empty: bool = False
+    """It said only that it was the last."""
 
 
 @dataclass(slots=True)
@@ -90,6 +104,10 @@ class StepRecord:
     """The stage refused it before the model ran (`Result.not_started`): a full queue is no failure of the model."""
     rows: int = 1
     """The request's batch size, for `nv_inference_count`."""
+    responses: list[ResponseTiming] | None = None
+    """Of a decoupled model, in their order; as many as are worth statistics."""
+    first_response: int = 0
+    """When the first of several responses came here; 0: not decoupled, or none."""
     attributes: Attributes = ()
     """More for the step's span, such as `gen_ai.*`: never prompts, tokens or tensor data."""
 

@@ -67,7 +67,7 @@ class UsualSteps:
             local: What a span holds of its trace when its parent is of the same process.
             remote: The same when it is not.
         """
-        _, queued, batched, input_ready, computed, output_ready, _, _, batch_size, instance = timing
+        _, queued, batched, input_ready, computed, output_ready, _, _, batch_size, instance, _ = timing
         usual = self._known.get((step.model, step.version, instance)) or self._learn(step, timing, record)
         span_id = step.span_id
         times = _TIMES.pack(0x39, step.started + WALL_OFFSET_NS, 0x41, step.ended + WALL_OFFSET_NS)

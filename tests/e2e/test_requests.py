@@ -509,9 +509,17 @@ REFUSED: dict[str, tuple[Callable[[], Any], StatusCode, str]] = {
     "long value": (lambda: with_parameter("k", string_param="v" * 65537), BAD, "at most 65536"),
     "class 0": (lambda: with_output(int64_param=0), BAD, "classification"),
     "class type": (lambda: with_output(string_param="1"), BAD, "expected int64_param"),
-    # client memory comes later: never half of it
-    "region": (lambda: in_region(shared_memory_region=STRING), NO, "Client shared memory is disabled"),
-    "region size": (lambda: in_region(shared_memory_byte_size=pb.InferParameter(int64_param=4)), NO, "disabled"),
+    # client memory (§6); more of it in test_shared_memory.py
+    "region": (
+        lambda: in_region(shared_memory_region=STRING),
+        BAD,
+        "'shared_memory_byte_size' must be specified along with 'shared_memory_region'",
+    ),
+    "region size": (
+        lambda: in_region(shared_memory_byte_size=pb.InferParameter(int64_param=4)),
+        BAD,
+        "can not be specified without 'shared_memory_region'",
+    ),
     # models (§11)
     "model error": (lambda: request("boom", id="r1", x=np.full(1, -1, np.float32)), StatusCode.INTERNAL, "bad row"),
     "exception": (
@@ -608,14 +616,6 @@ async def test_ready_of_what_is_not(stub: Stub) -> None:
         assert (await failure(stub.ModelReady(pb.ModelReadyRequest(name="ident_FP32", version=version)))).code is BAD
     assert (await stub.ServerLive(pb.ServerLiveRequest())).live
     assert (await stub.ServerReady(pb.ServerReadyRequest())).ready  # told to be: strict_readiness is off
-
-
-@pytest.mark.parametrize(
-    "method", ["ModelStatistics", "RepositoryIndex", "SystemSharedMemoryStatus", "TraceSetting", "LogSettings"]
-)
-async def test_what_is_not_there_yet(stub: Stub, method: str) -> None:
-    found = await failure(getattr(stub, method)(getattr(pb, f"{method}Request")()))
-    assert found.code is NO
 
 
 def send_bytes(channel: aio.Channel, method: str, data: bytes) -> Awaitable[bytes]:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from gateway.gauges import declare_rows
 from gateway.mesh import Mesh
 from gateway.models import Models
 from gateway.plane import GatewayPlane
 from gateway.readiness import Readiness
+from gateway.repository import Repository
+from gateway.rows import CounterRows
 from gateway.service import GatewayLimits, InferenceService
 from tensorline.config import RepositoryEntry, config_from_text
 from tensorline.discovery import ServiceInstance
@@ -22,6 +23,7 @@ from tensorline.errors import ConfigError
 from tensorline.protocol.infer import InferRequest, InferResponse, RequestedOutput
 from tensorline.rpc.connection import LocalPeer
 from tensorline.shm import Arena, ArenaReader, open_directory
+from tensorline.shm.region_table import RegionTable, region_directory
 from tensorline.stage.backend import Batch
 from tensorline.telemetry.metrics import Metrics
 from tensorline.telemetry.record import Process, RequestRecord, TraceContext
@@ -121,8 +123,10 @@ class House:
     arena: Arena
     metrics: Metrics
     recorder: Recorder
+    repository: Repository
     records: list[RequestRecord] = field(default_factory=list)
     """Of requests by `infer`, in the order of their ends."""
+    regions: RegionTable | None = None
 
     async def infer(
         self, model: str, x: Array, *outputs: RequestedOutput, timeout_s: float = 5.0, id: str = "r1", version: str = ""
@@ -152,16 +156,23 @@ async def open_house(
     arena_bytes: int = 64 * MIB,
     is_strict: bool = True,
     is_told: bool = True,
+    max_regions: int = 8,
+    repositories: Sequence[Path] = (),
+    control_mode: str = "none",
+    load_models: Sequence[str] = (),
     **stage_options: int,
 ) -> AsyncIterator[House]:
     """A gateway and one stage for each mapping of models, all in one directory.
 
     Args:
         is_told: The registry names every stage, and they are connected when the block begins.
+        max_regions: Of clients' shared memory; 0: it is switched off.
+        repositories: In another control mode than "none", the gateway's own besides those of the stages.
     """
     async with AsyncExitStack() as stack:
         path = stack.enter_context(mesh_directory())
-        opened = [await stack.enter_async_context(open_stage(each, path=path, **stage_options)) for each in stages]  # type: ignore[arg-type]
+        control = {"control_mode": control_mode, "load_models": load_models, **stage_options}
+        opened = [await stack.enter_async_context(open_stage(each, path=path, **control)) for each in stages]  # type: ignore[arg-type]
         directory = open_directory(path)
         arena = stack.enter_context(Arena(directory, arena_bytes, first_segment_bytes=MIB))
         reader = ArenaReader(directory)
@@ -177,16 +188,31 @@ async def open_house(
 
         def changed() -> None:
             models.changed()
-            declare_rows(metrics, models)
+            repository.follow()
+            rows.follow()
 
         mesh = Mesh(registry, LocalPeer("gateway-1", directory.nonce, arena.id, 64 * MIB), reader, changed)
         models = Models(mesh, entries)
+        paths = [] if control_mode == "none" else [*repositories, *(stage.repository for stage in opened)]
+        repository = Repository(mesh, models, paths, control_mode, load_models)
+        stack.push_async_callback(repository.aclose)
+        if control_mode != "none":
+            await repository.start()
+        rows = CounterRows(recorder, models, mesh)
         limits = GatewayLimits(max_in_flight, max_bytes)
         plane = GatewayPlane(arena, reader, mesh, 4096)
-        service = InferenceService(mesh, models, plane, limits, 60.0, recorder)
+        regions = None
+        if max_regions:
+            path = stack.enter_context(region_directory(directory))
+            regions = stack.enter_context(RegionTable(path, directory.path, max_regions))
+        service = InferenceService(mesh, models, plane, limits, 60.0, recorder, regions)
         readiness = Readiness(models, is_strict=is_strict)
         readiness.accepts = True
-        house = House(registry, opened, mesh, models, service, readiness, limits, arena, metrics, recorder)
+        house = House(
+            *(registry, opened, mesh, models, service, readiness, limits, arena, metrics, recorder),
+            repository,
+            regions=regions,
+        )
         noted = recorder.record
 
         def note(record: RequestRecord) -> None:
@@ -198,7 +224,11 @@ async def open_house(
         stack.push_async_callback(_cancelled, following)
         if is_told:
             registry.tell(*map(instance, opened))
-            await until(lambda: len(mesh.connections) == len(opened) and all(map(_has_spoken, mesh.connections)))
+            is_awaited = control_mode != "explicit"  # else a stage may have nothing to say
+            await until(
+                lambda: len(mesh.connections) == len(opened)
+                and all(_has_spoken(each) or not is_awaited for each in mesh.connections)
+            )
         yield house
 
 

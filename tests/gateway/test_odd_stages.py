@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gateway.mesh import Mesh
-from gateway.models import SingleStep
+from gateway.steps import SingleStep
 from tensorline.discovery import ServiceInstance
 from tensorline.errors import InternalError, TensorlineError, UnavailableError
 from tensorline.protocol.stubs.tensorline.v1 import stage_pb2 as pb

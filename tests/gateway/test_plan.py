@@ -438,3 +438,24 @@ def value(identity: str, name: str | None = None) -> Tensor:
 def test_selections_are_kept_and_bounded() -> None:
     plan: Plan = compile_plan(CHAIN, finding(*MODELS))
     assert plan.select() is plan.select(frozenset({"y"}))
+
+
+def test_a_fork_goes_its_own_way() -> None:
+    """Of a step that gives several responses: each goes on from the same point."""
+    plan = compile_plan(CHAIN, finding(MODELS[0], model("net", decoupled=True), MODELS[2]))
+    assert (plan.is_decoupled, plan.decoupled) == (True, {1})
+    base = Run(plan)
+    assert base.start([tensor("x")]) == [0]
+    assert not base.is_at(1)
+    assert base.complete(0, [tensor("out")]) == [1]
+    assert base.is_at(1)
+    for shape in ((1,), (2,)):
+        run = base.fork()
+        assert run.complete(1, [tensor("out", shape)]) == [2]
+        assert run.step_inputs(2)[0].shape == shape
+        assert run.complete(2, [tensor("out", shape)]) == []
+        assert run.is_finished
+        assert run.outputs[0].shape == shape
+    assert base.is_at(1)
+    assert base.step_inputs(1)[0].name == "in"
+    assert str(base.fail(1, BackendError("no luck"))) == "in ensemble 'chain', model 'net': no luck"

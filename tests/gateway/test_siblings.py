@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from gateway.siblings import Siblings, merge_metrics, worker_socket
+from gateway.siblings import Siblings, merge_metrics, other_workers, worker_socket
 from gateway.web import bind_unix, serve_http
 
 ONE = b"""# HELP a Number of a
@@ -76,6 +76,17 @@ def test_what_no_sum_is() -> None:
     ]
 
 
+def test_of_quantiles_the_slowest_workers_are_told() -> None:
+    def page(quantile: str) -> bytes:
+        return f'# TYPE s summary\ns{{quantile="0.5"}} {quantile}\ns_sum 2.5\ns_count 1\n'.encode()
+
+    def values(*pages: bytes) -> list[str]:
+        return [line for line in merge_metrics(pages).decode().splitlines() if not line.startswith("#")]
+
+    assert values(page("3"), page("7.5"), page("NaN")) == ['s{quantile="0.5"} 7.5', "s_sum 7.5", "s_count 3"]
+    assert values(page("NaN"), page("NaN"))[0] == 's{quantile="0.5"} NaN'
+
+
 def test_one_page_alone_says_the_same() -> None:
     assert sorted(merge_metrics([ONE]).splitlines()) == sorted(ONE.splitlines())
 
@@ -104,6 +115,22 @@ async def test_only_those_that_answer_well_count(tmp_path: Path) -> None:
         bind_unix(dead).close()
         siblings = Siblings([good, refusing, dead, tmp_path / "nowhere.sock", other])
         assert [json.loads(body) for body in await siblings.ask("/ask")] == [[1], [3]]
+
+
+async def test_what_is_told_reaches_each(tmp_path: Path) -> None:
+    heard: list[bytes] = []
+
+    async def hear(request: Request) -> Response:
+        heard.append(await request.body())
+        return Response(b"yes")
+
+    app = Starlette(routes=[Route("/tell", hear, methods=["POST"])])
+    paths = other_workers(tmp_path, 8001, 2, 3)
+    assert [path.name for path in paths] == ["gateway-8001-worker-1.sock", "gateway-8001-worker-3.sock"]
+    async with serve_http(app, bind_unix(paths[0])):
+        assert await Siblings(paths).tell("/tell", b"this") == [b"yes"]
+    assert heard == [b"this"]
+    assert other_workers(tmp_path, 8001, 0, 1) == []
 
 
 async def test_a_silent_one_costs_a_bounded_time(tmp_path: Path) -> None:

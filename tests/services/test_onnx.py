@@ -4,14 +4,16 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from services.model.onnx import OnnxInstance
+from services.model.onnx import OnnxInstance, complete
+from tensorline.config import DynamicBatching
 from tensorline.errors import BackendError, ConfigError, InvalidTensorError
-from tensorline.stage.backend import Device
+from tensorline.stage.backend import Device, ModelDirectory
 from tests.services.heap_batch import CPU, HeapBatch, bytes_array, parameters, tensor
 from tests.services.onnx_models import Tensors, directory, node, write_model
 
@@ -204,3 +206,41 @@ def test_close_waits_for_a_run_and_then_refuses(twice: OnnxInstance) -> None:
     for thread in threads:
         thread.join(10)
     assert [type(error) for error in failures] == [BackendError] * 4
+
+
+def completed(folder: Path, text: str, inputs: Tensors = X4, outputs: Tensors = Y4) -> ModelDirectory:
+    write_model(folder, TWICE, inputs, outputs)
+    given = directory(folder, text)
+    return replace(given, config=complete(given))
+
+
+def test_a_minimal_configuration_is_completed_from_the_file(tmp_path: Path) -> None:
+    model = completed(tmp_path, "")
+    config = model.config
+    assert (config.max_batch_size, config.dynamic_batching) == (4, DynamicBatching(preferred_batch_sizes=(4,)))
+    assert [(spec.name, spec.datatype, spec.dims) for spec in (*config.inputs, *config.outputs)] == [
+        ("x", "FP32", (4,)),
+        ("y", "FP32", (4,)),
+    ]
+    x = np.ones((2, 4), np.float32)
+    assert OnnxInstance(model, CPU).execute(HeapBatch({"x": x}, rows=2))["y"].tolist() == (2 * x).tolist()
+
+
+@pytest.mark.parametrize(
+    ("text", "shape", "rows", "dims"),
+    [
+        ("", [3, 4], 0, (3, 4)),
+        ("max_batch_size: 8", ["n", 4], 8, (4,)),
+        (f"input [ {tensor('x', 'FP32', -1, 4)} ]", ["n", 4], 0, (-1, 4)),
+        ("dynamic_batching { max_queue_delay_microseconds: 5 }", ["n", "m"], 4, (-1,)),
+    ],
+)
+def test_what_is_completed(tmp_path: Path, text: str, shape: list[int | str], rows: int, dims: tuple[int, ...]) -> None:
+    config = completed(tmp_path, text, {"x": ("FP32", shape)}, {"y": ("FP32", shape)}).config
+    assert (config.max_batch_size, config.inputs[0].dims, config.outputs[0].dims) == (rows, dims, dims)
+    assert bool(config.dynamic_batching) == (rows == 4)
+
+
+def test_a_configuration_that_says_it_all_is_left_as_it_is(tmp_path: Path) -> None:
+    given = directory(tmp_path, CONFIG)  # without a file to look at
+    assert complete(given) is given.config

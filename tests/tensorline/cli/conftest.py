@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 
 from tensorline.cli.lines import KeptOutput
+from tests.tensorline.cli.standins import api, inference
+
+__all__ = ["api", "inference"]
 
 MakeScript = Callable[[str, str], str]
 
@@ -34,6 +37,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 mesh = Path(os.environ["TENSORLINE_MESH_DIRECTORY"])
+unready = "FAKE_UNREADY" in os.environ
 print("gateway is told", json.dumps({k: v for k, v in os.environ.items() if k.startswith("TENSORLINE_")}), flush=True)
 
 class Handler(BaseHTTPRequestHandler):
@@ -41,11 +45,13 @@ class Handler(BaseHTTPRequestHandler):
         services = [path.name for path in mesh.iterdir() if path.name in ("preprocess", "model", "postprocess")]
         path = self.path.partition("?")[0]
         if path == "/v2/health/ready":
-            return self.answer(200 if len(services) == 3 else 400, {})
+            return self.answer(200 if len(services) == 3 and not unready else 400, {})
         if path == "/api/instances":
             return self.answer(200, [{"service": name} for name in services])
         if path == "/api/models":
-            return self.answer(200, [{"name": "classify", "version": "1", "state": "READY"}])
+            down = {"name": "broken", "version": "", "state": "UNAVAILABLE", "reason": "its file is cut short"}
+            up = {"name": "classify", "version": "1", "state": "READY"}
+            return self.answer(200, [up, down] if unready else [up])
         self.answer(404, {"error": "nothing here"})
 
     def answer(self, status, body):
@@ -75,6 +81,9 @@ mark = Path(os.environ["TENSORLINE_MESH_DIRECTORY"]) / name
 mark.touch()
 print(f'{{"event": "{name} is ready", "level": "info"}}', flush=True)
 def stop(number, frame):
+    if os.environ.get("FAKE_STUBBORN") == name:
+        print(f"{name} goes on", flush=True)
+        return
     mark.unlink()
     sys.exit(0)
 signal.signal(signal.SIGTERM, stop)

@@ -7,9 +7,9 @@ from gateway.settings import GatewaySettings
 from tensorline.cli.app import app
 from tensorline.cli.environment import GATEWAY_FIELDS, STAGE_FIELDS, check_environment, environment_of
 from tensorline.cli.failure import UsageError
-from tensorline.cli.flags import FLAGS, in_flags, log_level, repositories
+from tensorline.cli.flags import COMMAND_FIELDS, FLAGS, in_flags, log_level, repositories
 from tensorline.cli.mesh import SERVICES, plan_mesh
-from tensorline.cli.triton import TRITON_FLAGS, is_true, sort_out
+from tensorline.cli.triton import TRACE_FLAGS, TRITON_FLAGS, is_true, sort_out, with_trace_config
 from tensorline.settings import MeshSettings, StageSettings, read_settings
 
 
@@ -33,8 +33,8 @@ def test_defaults_that_stand_twice_are_the_same() -> None:
     for command in ("up", "gateway"):
         options = options_of(command)
         for field in FLAGS.keys() & defaults.keys():
-            given = options.get(FLAGS[field])
-            assert given is None or given == defaults[field], f"{command} {FLAGS[field]}"
+            given = options.get(FLAGS[field].name)
+            assert given is None or given == defaults[field], f"{command} {FLAGS[field].name}"
 
 
 def test_no_flag_is_ours_and_without_meaning_at_once() -> None:
@@ -46,6 +46,7 @@ def test_what_up_plans_is_read_by_each_process() -> None:
         **{f"{name}_address": "127.0.0.1" for name in ("grpc", "http", "metrics")},
         **{f"{name}_port": "0" for name in ("grpc", "http", "metrics")},
         "drain_s": "3.5",
+        "mesh_directory": "/run/mesh",
         "workers": "2",
         "load_threads": "5",
     }
@@ -72,8 +73,10 @@ def test_settings_read_what_up_writes() -> None:
 
 def test_what_serve_starts_refuses_a_misspelt_variable_itself() -> None:
     base = {"TENSORLINE_LISTN": "x", "HOME": "/root"}
-    assert environment_of(STAGE_FIELDS, {}, base, keep_unknown=True) == base
-    assert environment_of(STAGE_FIELDS, {}, base) == {"HOME": "/root"}
+    quiet = {"GRPC_VERBOSITY": "NONE"}
+    assert environment_of(STAGE_FIELDS, {}, base, keep_unknown=True) == base | quiet
+    assert environment_of(STAGE_FIELDS, {}, base) == {"HOME": "/root"} | quiet
+    assert environment_of(STAGE_FIELDS, {}, {"GRPC_VERBOSITY": "debug"}) == {"GRPC_VERBOSITY": "debug"}
 
 
 def test_the_environment_of_a_mesh_is_checked() -> None:
@@ -85,7 +88,7 @@ def test_the_environment_of_a_mesh_is_checked() -> None:
 @pytest.mark.parametrize(
     ("arguments", "warnings"),
     [
-        (["--allow-http=true", "--allow-metrics", "1", "--model-control-mode=none"], []),
+        (["--allow-http=true", "--allow-metrics", "1", "--rate-limit=off"], []),
         (["--allow-http", "false"], ["--allow-http=false has no effect here"]),
         (["--disable-auto-complete-config"], ["--disable-auto-complete-config has no effect here"]),
         (
@@ -96,8 +99,8 @@ def test_the_environment_of_a_mesh_is_checked() -> None:
             ],
         ),
         (
-            ["--load-model=a", "--load-model=b"],
-            ["--load-model=a has no effect here", "--load-model=b has no effect here"],
+            ["--host-policy=a", "--host-policy", "b"],
+            ["--host-policy=a, --host-policy=b has no effect here"],
         ),
         (
             ["--backend-config=python,x=1"],
@@ -106,13 +109,13 @@ def test_the_environment_of_a_mesh_is_checked() -> None:
     ],
 )
 def test_flags_of_triton_are_taken(arguments: list[str], warnings: list[str]) -> None:
-    assert sort_out(arguments, []) == warnings
+    assert sort_out(["--own", "x", *arguments], {"--own": True}) == (["--own", "x"], warnings)
 
 
 @pytest.mark.parametrize("flag", TRITON_FLAGS)
 def test_each_flag_of_triton_is_taken_by_the_command_line(flag: str) -> None:
     arguments = [f"{flag}=1"] if TRITON_FLAGS[flag].takes_value else [flag]
-    sort_out(arguments, [])
+    assert sort_out(arguments, {})[0] == []
 
 
 @pytest.mark.parametrize(
@@ -151,3 +154,79 @@ def test_repositories_come_from_flags_or_else_from_the_environment(
 
 def test_a_processs_words_become_those_of_the_command_line() -> None:
     assert in_flags("TENSORLINE_MODEL_REPOSITORY and TENSORLINE_GRPC_PORT=1") == "--model-repository and --grpc-port=1"
+
+
+TRITON_ALL = """
+model-repository model-control-mode load-model repository-poll-secs model-config-name
+disable-auto-complete-config strict-readiness exit-on-error exit-timeout-secs model-load-thread-count
+model-load-retry-count model-namespacing id allow-http allow-grpc allow-metrics http-port grpc-port
+metrics-port http-address grpc-address metrics-address http-thread-count http-max-input-size
+http-header-forward-pattern grpc-header-forward-pattern http-restricted-api grpc-restricted-protocol
+grpc-use-ssl grpc-use-ssl-mutual grpc-server-cert grpc-server-key grpc-root-cert
+grpc-infer-response-compression-level grpc-keepalive-time grpc-max-connection-age
+grpc-max-connection-age-grace log-verbose log-info log-warning log-error log-format log-file trace-config
+metrics-config metrics-interval-ms allow-gpu-metrics allow-cpu-metrics cache-config rate-limit
+rate-limit-resource backend-config pinned-memory-pool-byte-size cuda-memory-pool-byte-size allow-client-shm
+host-policy
+""".split()  # noqa: SIM905 - one a line would be three screens
+"""Source: model-config.md §15."""
+
+
+@pytest.mark.parametrize("name", TRITON_ALL)
+def test_every_flag_of_a_start_script_is_known(name: str) -> None:
+    assert f"--{name}" in {*options_of("up"), *TRITON_FLAGS}
+
+
+def test_a_command_has_the_flags_of_its_settings() -> None:
+    for command, fields in COMMAND_FIELDS.items():
+        options = options_of(command)
+        assert {flag.name for field, flag in FLAGS.items() if field in fields} <= options.keys()
+    assert not {"--grpc-port", "--id"} & options_of("serve").keys()
+    assert not {"--listen", "--max-in-flight"} & options_of("up").keys()
+
+
+@pytest.mark.parametrize(
+    ("field", "given", "text"),
+    [
+        ("load_model", ["a", "b"], "a,b"),
+        ("load_model", [], None),
+        ("trace_config", ["level=OFF", "rate=3"], "level=OFF;rate=3"),
+        ("strict_readiness", "off", "false"),
+        ("strict_readiness", None, None),
+        ("grpc_port", 0, "0"),
+        ("mesh_directory", Path("mesh"), str(Path.cwd() / "mesh")),
+    ],
+)
+def test_what_is_given_becomes_the_settings_text(field: str, given: object, text: str | None) -> None:
+    assert FLAGS[field].value(given) == text
+
+
+def test_triton_own_words_between_ours() -> None:
+    own, warnings = sort_out(["model", "--cache-config", "local,size=1", "--own=1", "--", "--x"], {"--own": True})
+    assert own == ["model", "--own=1", "--", "--x"]
+    assert warnings == ["--cache-config=local,size=1 has no effect here"]
+
+
+def test_a_flag_of_another_command_is_told_as_such() -> None:
+    with pytest.raises(UsageError, match="--grpc-port is a flag of `tensorline gateway`, not of this command"):
+        sort_out(["--grpc-port=1"], {}, {"--grpc-port": "gateway"})
+
+
+def test_older_trace_flags_are_taken_as_the_newer_one() -> None:
+    arguments = ["--trace-level=TIMESTAMPS", "--trace-rate", "10", "--own"]
+    assert with_trace_config(arguments) == ["--trace-config", "level=TIMESTAMPS", "--trace-config", "rate=10", "--own"]
+    for flag in TRACE_FLAGS:
+        with pytest.raises(UsageError, match="needs a value"):
+            with_trace_config([flag])
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [("/nowhere", "there is no such directory"), ("s3://bucket", "only directories of this machine")],
+)
+def test_a_repository_that_cannot_be_is_told_with_its_source(given: str, told: str) -> None:
+    with pytest.raises(UsageError, match=f"--model-repository {given}: {told}"):
+        repositories([given], {})
+    if "//" not in given:
+        with pytest.raises(UsageError, match=f"TENSORLINE_MODEL_REPOSITORY {given}: {told}"):
+            repositories(None, {"TENSORLINE_MODEL_REPOSITORY": given})

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tensorline.cli.failure import UsageError
-from tensorline.cli.inputs import Wanted, arrays_of, fit, read_value
+from tensorline.cli.inputs import Wanted, fit, read_value
 
 IMAGE = Wanted("image", "BYTES", (-1, 1))
 PIXELS = Wanted("pixels", "FP32", (-1, 3, 2, 2))
@@ -51,7 +51,7 @@ def test_one_value_fills_a_tensor_and_a_flat_list_its_rows() -> None:
     ("text", "wanted", "told"),
     [
         ("256", SMALL, "--input small: not every value is a UINT8"),
-        ("1.5", IDS, "--input ids: not every value is a INT64"),
+        ("1.5", IDS, "--input ids: not every value is a INT64: '1.5'"),
         ("-1", SMALL, "not every value is a UINT8"),
         ("seven", IDS, "--input ids: 'seven' is no INT64 value"),
         ("null", IDS, "is no INT64 value"),
@@ -84,27 +84,3 @@ def test_pickles_are_never_loaded(tmp_path: Path) -> None:
     (tmp_path / "y.npy").write_bytes(b"no array")
     with pytest.raises(UsageError):
         read_value(f"@{tmp_path}/y.npy", PIXELS)
-
-
-def test_a_file_goes_to_the_bytes_input_that_is_left(tmp_path: Path) -> None:
-    photo = tmp_path / "photo.jpg"
-    photo.write_bytes(b"jpeg")
-    arrays = arrays_of(["ids=1"], photo, [IDS, IMAGE])
-    assert arrays["image"].tolist() == [[b"jpeg"]]
-    assert arrays["ids"].tolist() == [[1]]
-    unbatched = Wanted("image", "BYTES", (1,))
-    assert arrays_of([], photo, [unbatched])["image"].tolist() == [b"jpeg"]
-
-
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        (["image"], "write NAME=VALUE"),
-        (["imag=x"], "--input imag: the model takes image, ids"),
-        (["ids=1", "ids=2"], "--input ids is given twice"),
-        (["image=x"], "a file needs one BYTES input to go to"),
-    ],
-)
-def test_wrong_inputs_are_one_sentence(given: list[str], told: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=told):
-        arrays_of(given, tmp_path, [IMAGE, IDS])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorline.cli.lines import JsonOutput, LineSplitter, TerminalOutput, plain_text
+from tensorline.cli.lines import JsonOutput, LineSplitter, TerminalOutput, last_words, plain_text
 
 
 @given(st.lists(st.binary(max_size=20).map(lambda line: line.replace(b"\n", b"").replace(b"\r", b""))), st.data())
@@ -101,3 +101,24 @@ def test_nobody_reading_at_all_is_no_error() -> None:
     output = TerminalOutput(write)
     output.line("model", b"x")
     output.close()
+
+
+INFO = b'{"level": "info", "event": "stage is ready"}'
+ERROR = b'{"level": "error", "event": "failed to load model"}'
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ([], ""),
+        ([INFO], ""),
+        ([ERROR, INFO], "failed to load model"),
+        ([b"Traceback", b"ZeroDivisionError: by zero", INFO], "ZeroDivisionError: by zero"),
+        ([b"12:00:01.123 info     stage is ready", INFO], ""),
+        ([b"12:00:01.123 error    it broke", b"12:00:01.124 info     bye"], "12:00:01.123 error    it broke"),
+        ([b'{"level": 3', b" ", INFO], '{"level": 3'),
+        ([b"[1]", INFO], "[1]"),
+    ],
+)
+def test_what_a_process_was_just_doing_is_no_reason_for_its_end(lines: list[bytes], words: str) -> None:
+    assert last_words(lines) == words

@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorline.errors import InvalidTensorError, TensorlineError, UnsupportedError
+from tensorline.errors import InvalidTensorError, TensorlineError
 from tensorline.protocol.codec import decode_request, encode_response
 from tensorline.protocol.contents import decode_contents, encode_contents, varint
 from tensorline.protocol.infer import InferResponse, Limits, RequestedOutput
@@ -113,10 +113,6 @@ def test_a_repeated_list_is_one_list() -> None:
     assert decode_contents("x", "m", "FP32", contents) == struct.pack("<3f", 1, 2, 3)
 
 
-REGION = plain()
-REGION.parameters["shared_memory_region"].string_param = "r"
-SIZE_ONLY = plain()
-SIZE_ONLY.parameters["shared_memory_byte_size"].int64_param = 2
 
 
 @pytest.mark.parametrize(
@@ -146,8 +142,6 @@ SIZE_ONLY.parameters["shared_memory_byte_size"].int64_param = 2
             "of type 'FP32', expected datatype 'FP16'; send it in raw_input_contents",
         ),
         (request(typed("x", "STRING", 1, bytes_contents=[b"a"])), InvalidTensorError, "expected datatype '<invalid>'"),
-        (request(REGION), UnsupportedError, "Client shared memory is disabled"),
-        (request(SIZE_ONLY, raw=(b"ab",)), UnsupportedError, "Client shared memory is disabled"),
         (
             request(plain("x", "UINT8", *[1] * 33), raw=(b"a",)),
             InvalidTensorError,
@@ -176,11 +170,6 @@ def test_what_is_refused(message: pb.ModelInferRequest, kind: type[TensorlineErr
             "invalid value 0 for 'classification'",
         ),
         ({"classification": pb.InferParameter(string_param="3")}, InvalidTensorError, "expected int64_param"),
-        (
-            {"shared_memory_region": pb.InferParameter(string_param="r")},
-            UnsupportedError,
-            "Client shared memory is disabled",
-        ),
     ],
 )
 def test_output_parameters_that_are_refused(

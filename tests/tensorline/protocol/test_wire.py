@@ -35,7 +35,8 @@ def request(size: int, count: int = 1) -> pb.ModelInferRequest:
 
 def values(decoded: InferRequest) -> tuple[object, ...]:
     """Views compare equal to the bytes that they show."""
-    return (decoded.model, decoded.version, decoded.id, decoded.inputs, decoded.outputs, decoded.parameters)
+    named = (decoded.model, decoded.version, decoded.id)
+    return (*named, decoded.inputs, decoded.outputs, decoded.parameters, decoded.regions, decoded.is_typed)
 
 
 def by_protobuf(data: bytes) -> InferRequest:

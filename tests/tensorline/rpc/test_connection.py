@@ -376,6 +376,34 @@ async def test_a_late_answer_does_not_give_back_what_it_only_passed_on(stage: Sc
     assert released(stage) == [(128, 129)]
 
 
+async def test_responses_that_come_after_a_cancel(stage: ScriptedStage, gateway: Gateway) -> None:
+    """Each is given back but for the input that it passes on, until the last has come."""
+    passed = Tensor("x", "UINT8", (8,), None, Handle(ARENA, 64, 128, 8, 65))
+    number, results = gateway.submit(passed)
+    gateway.connection.cancel(number, [passed])
+    for block in (128, 256):
+        await stage.say(result(number, held(64), held(block), final=block == 256))
+    await until(lambda: len(released(stage)) == 2)
+    assert released(stage) == [(128, 129), (256, 257)]
+    assert results == []
+    assert gateway.connection.in_flight == 0
+
+
+async def test_what_was_passed_on_is_told(stage: ScriptedStage, gateway: Gateway) -> None:
+    number, results = gateway.submit(X)
+    await stage.say(result(number, final=False))
+    await until(lambda: results)
+    assert gateway.connection.in_flight == 1
+    gateway.connection.take(number)
+    await until(lambda: stage.of_kind("taken"))
+    assert [(f.taken.id, f.taken.responses) for f in stage.of_kind("taken")] == [(number, 1)]
+    await stage.say(result(number))
+    await until(lambda: gateway.connection.in_flight == 0)
+    gateway.connection.take(number)  # nobody is there to make more
+    await asyncio.sleep(0.02)
+    assert len(stage.of_kind("taken")) == 1
+
+
 async def test_an_answer_that_cannot_be_read_fails_its_request_alone(stage: ScriptedStage, gateway: Gateway) -> None:
     bad, good = gateway.submit(X), gateway.submit(X)
     await stage.say(

@@ -23,6 +23,7 @@ from tensorline.stage.builtin import BUILTIN
 from tensorline.stage.execution import Executed, Plane
 from tensorline.stage.host import ModelHost
 from tensorline.stage.main import upkeep
+from tensorline.stage.repository import StageRepository
 from tensorline.stage.server import StageEnd, StageIdentity, open_server
 from tensorline.tensor import Array, Tensor, datatype_of, decode_array, encode_array
 
@@ -141,6 +142,7 @@ class Stage:
     identity: StageIdentity
     target: str
     port: int
+    repository: Path
     executed: list[Executed] = field(default_factory=list)
 
     @property
@@ -167,6 +169,9 @@ async def open_stage(
     has_lane: bool = True,
     listen: str = "",
     drain_s: float = 2.0,
+    control_mode: str = "none",
+    load_models: Sequence[str] = (),
+    is_awaited: bool = True,
 ) -> AsyncIterator[Stage]:
     async with AsyncExitStack() as stack:
         path = path or stack.enter_context(mesh_directory())
@@ -194,12 +199,19 @@ async def open_stage(
 
         host = ModelHost(backends, plane, max_queue, on_executed, end.announce_models)
         end.serve_models(host)
+        repository_of = StageRepository(host, [repository], control_mode, load_models)
+        end.serve_loads(repository_of)
         _, port = await stack.enter_async_context(open_server(end, str(sockets[0]), str(sockets[1]), listen))
+        stack.push_async_callback(repository_of.aclose)
         stack.push_async_callback(host.aclose, drain_s)
         keeping = asyncio.create_task(upkeep(leases))
         stack.callback(keeping.cancel)
-        await host.load_all([repository], 4)
-        yield Stage(directory, arena, leases, reader, end, host, identity, f"unix:{sockets[0]}", port, executed)
+        starting = asyncio.create_task(repository_of.start())
+        stack.callback(starting.cancel)
+        if is_awaited:
+            await starting
+        target = f"unix:{sockets[0]}"
+        yield Stage(directory, arena, leases, reader, end, host, identity, target, port, repository, executed)
 
 
 def tensor(name: str, array: Array, shape: tuple[int, ...] | None = None) -> Tensor:
@@ -271,6 +283,7 @@ class Caller:
         request_id: str = "",
         version: str = "",
         parameters: Mapping[str, ParameterValue] | None = None,
+        window: int = 0,
     ) -> Call:
         call = Call(0)
         work = Submission(
@@ -281,6 +294,7 @@ class Caller:
             request_id=request_id,
             timeout_s=timeout_s,
             parameters=parameters or {},
+            window=window,
         )
         call.number = self.connection.submit(work, call.take)
         return call

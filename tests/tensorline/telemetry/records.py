@@ -25,7 +25,14 @@ def root_context(flags: int = 0) -> TraceContext:
     return TraceContext(new_trace_id(), b"", flags)
 
 
-def timing(started: int, *, compute_us: int = 1_000, batch_id: int | None = None, batch_size: int = 1) -> StageTiming:
+def timing(
+    started: int,
+    *,
+    compute_us: int = 1_000,
+    batch_id: int | None = None,
+    batch_size: int = 1,
+    executions: int = 1,
+) -> StageTiming:
     """100 us to it, 10 to the queue, 90 in it, 50 to gather, the computation, 40 to write, 10 until it is sent."""
     received = started + 100 * US
     queued = received + 10 * US
@@ -39,6 +46,7 @@ def timing(started: int, *, compute_us: int = 1_000, batch_id: int | None = None
         batch_id=number,
         batch_size=batch_size,
         instance="m_0",
+        executions=executions,
     )
 
 

@@ -1,17 +1,21 @@
 """Names and rules of `reference/observability.md` §2 and §3, read by Prometheus's own parser."""
 
 import json
+import math
 import re
+import time
 from dataclasses import replace
 
 import pytest
 from prometheus_client import Counter
 from prometheus_client.parser import text_string_to_metric_families
 
-from tensorline.telemetry.counters import ModelTable
+from tensorline.telemetry.counters import ModelTraits
 from tensorline.telemetry.metrics import FAMILIES, Metrics
-from tensorline.telemetry.record import RequestRecord
-from tests.tensorline.telemetry.records import STAGES, failed, pipeline, refused, single, timing
+from tensorline.telemetry.metrics_options import MetricsOptions
+from tensorline.telemetry.model_table import ModelTable
+from tensorline.telemetry.record import RequestRecord, ResponseTiming
+from tests.tensorline.telemetry.records import failed, pipeline, refused, single
 
 COUNTERS = [
     "nv_inference_request_success",
@@ -98,33 +102,42 @@ def test_a_pipeline_counts_once_and_each_step_on_its_model() -> None:
     assert (row.queue_count, row.compute_count) == (1, 1)
 
 
+def of_batch(size: int, executions: int) -> RequestRecord:
+    record = single()
+    assert record.steps[0].timing is not None
+    record.steps[0].timing = record.steps[0].timing._replace(batch_size=size, executions=executions)
+    return record
+
+
 def test_a_batch_is_one_execution() -> None:
     models = ModelTable()
-    for _ in range(4):
-        record = single(batch_id=7)
-        assert record.steps[0].timing is not None
-        record.steps[0].timing = record.steps[0].timing._replace(batch_size=4)
-        models.record(record)
-    models.record(single(batch_id=8))
+    for executions in (0, 1, 0, 0):
+        models.record(of_batch(4, executions))
+    models.record(of_batch(1, 1))
     row = models.get("efficientnet_lite0", "1")
     assert row is not None
     assert (row.success_count, row.inference_count, row.execution_count) == (5, 5, 2)
     assert {size: batch.count for size, batch in row.batches.items()} == {4: 1, 1: 1}
     assert row.batches[4].compute_infer_ns == 1_000_000
-    other = single(batch_id=8)
-    other.steps[0].process = replace(STAGES[1], instance_id="model-2")
-    models.record(other)
-    assert row.execution_count == 3
 
 
-def test_remembering_batches_is_bounded() -> None:
+def test_a_batch_over_two_gateways_is_one_execution_of_both_together() -> None:
+    """Each counts what the stage gave it to count."""
+    gateways = ModelTable(), ModelTable()
+    gateways[0].record(of_batch(2, 1))
+    gateways[1].record(of_batch(2, 0))
+    rows = [gateway.get("efficientnet_lite0", "1") for gateway in gateways]
+    assert sum(row.execution_count for row in rows if row is not None) == 1
+    assert sum(batch.count for row in rows if row is not None for batch in row.batches.values()) == 1
+
+
+def test_a_batch_that_failed_and_was_run_one_by_one_is_told_whole() -> None:
     models = ModelTable()
-    for number in range(5000):
-        models.record(single(batch_id=number))
+    models.record(of_batch(1, 2))
+    models.record(of_batch(1, 1))
     row = models.get("efficientnet_lite0", "1")
     assert row is not None
-    assert row.execution_count == 5000
-    assert len(row._seen) + len(row._seen_before) < 3000
+    assert (row.execution_count, row.batches[1].count) == (3, 2)
 
 
 @pytest.mark.parametrize(
@@ -196,8 +209,9 @@ def test_a_step_under_way_when_the_client_left_is_cancelled() -> None:
 
 def test_client_text_makes_no_series() -> None:
     metrics = Metrics(process_metrics=False)
+    metrics.record(refused(5))  # what there is once for all of a status
     before = len(page(metrics))
-    for number in range(10_000):
+    for number in range(9_999):
         record = refused(5)
         record.model, record.version = f'evil"{number}\n', "9"
         metrics.record(record)
@@ -217,15 +231,107 @@ def test_rows_come_with_a_model_and_go_with_it() -> None:
     assert len(list(metrics.models)) == 4096
 
 
-def test_a_stage_counts_what_it_ran() -> None:
+def test_a_version_that_is_loaded_again_counts_from_zero() -> None:
+    metrics = Metrics(process_metrics=False)
+    metrics.models.declare("efficientnet_lite0", "1", ModelTraits({"_team": "photos"}))
+    metrics.record(single())
+    metrics.models.restart("efficientnet_lite0", "1")
+    labels = of("efficientnet_lite0", _team="photos")
+    assert page(metrics)["nv_inference_request_success", labels] == 0
+    metrics.models.restart("unknown", "1")
+    assert metrics.models.get("unknown", "1") is None
+
+
+def test_tags_are_labels_of_each_row_of_the_model() -> None:
+    metrics = Metrics(process_metrics=False)
+    metrics.models.declare("m", "1", ModelTraits({"_team": "photos"}))
+    metrics.watch("nv_inference_pending_request_count", lambda: {("m", "1"): 3, ("n", "1"): 0})
+    text = metrics.render().decode()
+    assert '\nnv_inference_count{_team="photos",model="m",version="1"} 0\n' in text
+    assert '\nnv_inference_request_failure{_team="photos",model="m",reason="OTHER",version="1"} 0\n' in text
+    assert '\nnv_inference_pending_request_count{_team="photos",model="m",version="1"} 3\n' in text
+    assert '\nnv_inference_pending_request_count{model="n",version="1"} 0\n' in text
+
+
+def decoupled() -> RequestRecord:
+    """Three responses and a bare end; the first came after 250 ms."""
+    record = single()
+    step = record.steps[0]
+    assert step.timing is not None
+    ready = step.timing.input_ready
+    step.first_response = record.started + 250_000_000
+    times = ((100, 110), (300, 330), (400, 450))
+    step.responses = [ResponseTiming(ready + computed, ready + written) for computed, written in times]
+    step.responses.append(ResponseTiming(ready + 500, ready + 500, is_empty=True))
+    return record
+
+
+def test_each_response_of_a_decoupled_model_has_statistics() -> None:
     models = ModelTable()
-    for status in (0, 0, 13):
-        models.executed("m", "1", timing(0, batch_id=1, batch_size=3), rows=1, status=status)
-        models.declare("m", "1") if models.get("m", "1") is None else None
-    row = models.get("m", "1")
+    for _ in range(2):
+        models.record(decoupled())
+    row = models.get("efficientnet_lite0", "1")
     assert row is not None
-    assert (row.success_count, row.fail_count, row.execution_count) == (2, 1, 1)
-    assert row.success_ns == 2 * 1_200_000
+    assert [each.success for each in row.responses] == [[2, 220], [2, 440], [2, 240], [0, 0]]
+    assert [each.compute_infer for each in row.responses] == [[2, 200], [2, 380], [2, 140], [2, 100]]
+    assert [each.compute_output for each in row.responses] == [[2, 20], [2, 60], [2, 100], [0, 0]]
+    assert row.responses[3].empty_response == [2, 100]
+
+
+def test_the_time_to_the_first_response_has_a_histogram_when_asked_for() -> None:
+    plain = Metrics(process_metrics=False)
+    assert "first_response" not in plain.render().decode()
+    metrics = Metrics(process_metrics=False, options=MetricsOptions(histogram_latencies=True))
+    metrics.models.declare("efficientnet_lite0", "1", ModelTraits(is_decoupled=True))
+    metrics.models.declare("other", "1")
+    metrics.record(decoupled())
+    values = page(metrics)
+    name = "nv_inference_first_response_histogram_ms"
+    buckets = [
+        values[f"{name}_bucket", of("efficientnet_lite0", le=le)] for le in ("100", "500", "2000", "5000", "+Inf")
+    ]
+    assert buckets == [0, 1, 1, 1, 1]
+    assert values[f"{name}_sum", of("efficientnet_lite0")] == 250
+    assert values[f"{name}_count", of("efficientnet_lite0")] == 1
+    assert not any(("model", "other") in labels for found, labels in values if found.startswith(name))
+
+
+def test_summaries_are_there_when_asked_for() -> None:
+    options = MetricsOptions(summary_latencies=True, quantiles=(0.5, 0.99))
+    metrics = Metrics(process_metrics=False, options=options)
+    metrics.models.declare("idle", "1")
+    for compute_us in range(1, 101):
+        metrics.record(single(started=time.monotonic_ns(), compute_us=compute_us))
+    values = page(metrics)
+    name = "nv_inference_compute_infer_summary_us"
+    assert values[name, of("efficientnet_lite0", quantile="0.5")] == 50
+    assert values[name, of("efficientnet_lite0", quantile="0.99")] == 99
+    assert values[f"{name}_count", of("efficientnet_lite0")] == 100
+    assert values[f"{name}_sum", of("efficientnet_lite0")] == 5050
+    assert math.isnan(values[name, of("idle", quantile="0.5")])
+    assert values[f"{name}_count", of("idle")] == 0
+
+
+def test_durations_can_be_switched_off() -> None:
+    text = Metrics(process_metrics=False, options=MetricsOptions(counter_latencies=False)).render().decode()
+    assert "duration_us" not in text
+    for name in ("nv_inference_request_success", "nv_inference_request_failure", "nv_inference_exec_count"):
+        assert f"# TYPE {name} counter\n" in text
+
+
+def test_requests_are_counted_by_front_end() -> None:
+    metrics = Metrics(process_metrics=False)
+    for rpc in ("inference.GRPCInferenceService/ModelInfer", "POST /v2/models/m/infer", "POST /v2/models/n/infer", "x"):
+        metrics.record(replace(single(), rpc=rpc))
+    metrics.record(replace(refused(3), rpc="HTTP infer"))
+    values = page(metrics)
+    found = {labels: value for (name, labels), value in values.items() if name == "tensorline_requests_total"}
+    assert found == {
+        (("front_end", "grpc"), ("status", "OK")): 1,
+        (("front_end", "http"), ("status", "OK")): 2,
+        (("front_end", "other"), ("status", "OK")): 1,
+        (("front_end", "http"), ("status", "INVALID_ARGUMENT")): 1,
+    }
 
 
 def test_hops_are_measured_without_clocks() -> None:
@@ -251,14 +357,14 @@ def test_gauges_are_read_at_each_scrape() -> None:
     leased = [0]
     metrics.watch("tensorline_arena_bytes_leased", lambda: leased[0])
     metrics.watch("tensorline_instances", lambda: {("model", "READY"): 2, ("model", 'odd"\n\\'): 1})
-    metrics.watch("tensorline_queue_depth", lambda: {("a",): 1})
-    metrics.watch("tensorline_queue_depth", lambda: {("b",): 2})
+    metrics.watch("tensorline_queue_depth", lambda: {("a", "1", "i"): 1})
+    metrics.watch("tensorline_queue_depth", lambda: {("b", "1", "i"): 2})
     leased[0] = 4096
     values = page(metrics)
     assert values["tensorline_arena_bytes_leased", ()] == 4096
     assert values["tensorline_instances", (("service", "model"), ("state", "READY"))] == 2
     assert values["tensorline_instances", (("service", "model"), ("state", 'odd"\n\\'))] == 1
-    assert values["tensorline_queue_depth", (("queue", "b"),)] == 2
+    assert values["tensorline_queue_depth", (("instance", "i"), ("model", "b"), ("version", "1"))] == 2
     with pytest.raises(KeyError):
         metrics.watch("tensorline_invented", lambda: 0)
 

@@ -10,6 +10,7 @@ from tensorline.telemetry.recorder import Recorder, open_recorder
 from tensorline.telemetry.sampling import Sampler
 from tensorline.telemetry.settings import TelemetrySettings, telemetry_settings
 from tensorline.telemetry.store import TraceStore
+from tensorline.telemetry.trace_rules import TraceRules
 from tests.tensorline.telemetry.collector import Collector
 from tests.tensorline.telemetry.records import GATEWAY, failed, pipeline, single
 
@@ -53,6 +54,31 @@ async def test_an_error_is_exported_though_nobody_sampled_it(collector: Collecto
     names = [received.span.name for received in collector.spans()]
     assert names.count("ModelInfer photo") == 1
     assert names.count("ModelInfer efficientnet_lite0") == 1  # the slowest of the minute
+
+
+async def test_a_rate_that_is_set_chooses_in_the_samplers_place(collector: Collector) -> None:
+    async with open_recorder(GATEWAY, exporting(collector), rules=TraceRules({"trace_rate": 5})) as recorder:
+        contexts = [recorder.begin([], "photo") for _ in range(20)]
+        for context in contexts:
+            recorder.record(failed(13, context=context))  # which the sampler would keep, all of them
+        recorder.record(pipeline(recorder.begin([("traceparent", f"{CALLER}1")], "photo")))
+    assert [number for number, context in enumerate(contexts, 1) if context.is_sampled] == [5, 10, 15, 20]
+    exported = {each.span.trace_id for each in collector.spans() if each.span.name == "ModelInfer photo"}
+    assert exported == {context.trace_id for context in contexts[4::5]} | {bytes.fromhex(CALLER[3:35])}
+    assert len(recorder.store) == 21
+
+
+async def test_what_is_off_is_neither_exported_nor_kept(collector: Collector) -> None:
+    async with open_recorder(GATEWAY, exporting(collector)) as recorder:
+        recorder.rules.change("photo", {"trace_level": ("OFF",)})
+        for metadata in ([], [("traceparent", f"{CALLER}1")]):
+            context = recorder.begin(metadata, "photo")
+            assert not context.is_sampled
+            recorder.record(failed(13, context=context))
+        recorder.record(single(recorder.begin([("traceparent", f"{CALLER}1")], "efficientnet_lite0")))
+    assert {received.span.name for received in collector.spans()} >= {"ModelInfer efficientnet_lite0"}
+    assert not any("photo" in received.span.name for received in collector.spans())
+    assert len(recorder.store) == 1
 
 
 async def test_switched_off_nothing_leaves_and_the_store_works(collector: Collector) -> None:

@@ -58,6 +58,10 @@ class Frame(_message.Message):
     DRAIN_FIELD_NUMBER: _builtins.int
     CHUNK_FIELD_NUMBER: _builtins.int
     MODELS_FIELD_NUMBER: _builtins.int
+    TAKEN_FIELD_NUMBER: _builtins.int
+    LOAD_FIELD_NUMBER: _builtins.int
+    UNLOAD_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
         """both ways, first"""
@@ -98,6 +102,22 @@ class Frame(_message.Message):
     def models(self) -> Global___Models:
         """stage -> gateway: after Hello and at each change"""
 
+    @_builtins.property
+    def taken(self) -> Global___Taken:
+        """gateway -> stage: responses of a Submit with a window have been passed on"""
+
+    @_builtins.property
+    def load(self) -> Global___Load:
+        """gateway -> stage"""
+
+    @_builtins.property
+    def unload(self) -> Global___Unload:
+        """gateway -> stage"""
+
+    @_builtins.property
+    def outcome(self) -> Global___Outcome:
+        """stage -> gateway"""
+
     def __init__(
         self,
         *,
@@ -111,12 +131,16 @@ class Frame(_message.Message):
         drain: Global___Drain | None = ...,
         chunk: Global___Chunk | None = ...,
         models: Global___Models | None = ...,
+        taken: Global___Taken | None = ...,
+        load: Global___Load | None = ...,
+        unload: Global___Unload | None = ...,
+        outcome: Global___Outcome | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "cancel", b"cancel", "chunk", b"chunk", "credit", b"credit", "drain", b"drain", "hello", b"hello", "kind", b"kind", "models", b"models", "release", b"release", "result", b"result", "submit", b"submit"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "cancel", b"cancel", "chunk", b"chunk", "credit", b"credit", "drain", b"drain", "hello", b"hello", "kind", b"kind", "load", b"load", "models", b"models", "outcome", b"outcome", "release", b"release", "result", b"result", "submit", b"submit", "taken", b"taken", "unload", b"unload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "cancel", b"cancel", "chunk", b"chunk", "credit", b"credit", "drain", b"drain", "hello", b"hello", "kind", b"kind", "models", b"models", "release", b"release", "result", b"result", "submit", b"submit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "cancel", b"cancel", "chunk", b"chunk", "credit", b"credit", "drain", b"drain", "hello", b"hello", "kind", b"kind", "load", b"load", "models", b"models", "outcome", b"outcome", "release", b"release", "result", b"result", "submit", b"submit", "taken", b"taken", "unload", b"unload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "submit", "result", "cancel", "release", "credit", "beat", "drain", "chunk", "models"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "submit", "result", "cancel", "release", "credit", "beat", "drain", "chunk", "models", "taken", "load", "unload", "outcome"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -138,6 +162,7 @@ class Hello(_message.Message):
     PID_FIELD_NUMBER: _builtins.int
     LANE_FIELD_NUMBER: _builtins.int
     LANE_TOKEN_FIELD_NUMBER: _builtins.int
+    BACKENDS_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     """version of this file; a peer that cannot speak it refuses, saying both numbers"""
     release: _builtins.str
@@ -163,6 +188,10 @@ class Hello(_message.Message):
     and its end is the end of both.
     """
     lane_token: _builtins.bytes
+    @_builtins.property
+    def backends(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of a stage: what it can run"""
+
     def __init__(
         self,
         *,
@@ -178,10 +207,11 @@ class Hello(_message.Message):
         pid: _builtins.int = ...,
         lane: _builtins.str = ...,
         lane_token: _builtins.bytes = ...,
+        backends: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "host", b"host", "instance_id", b"instance_id", "lane", b"lane", "lane_token", b"lane_token", "max_in_flight", b"max_in_flight", "monotonic_ns", b"monotonic_ns", "nonce", b"nonce", "pid", b"pid", "protocol", b"protocol", "release", b"release", "service", b"service"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "backends", b"backends", "host", b"host", "instance_id", b"instance_id", "lane", b"lane", "lane_token", b"lane_token", "max_in_flight", b"max_in_flight", "monotonic_ns", b"monotonic_ns", "nonce", b"nonce", "pid", b"pid", "protocol", b"protocol", "release", b"release", "service", b"service"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -390,6 +420,7 @@ class Submit(_message.Message):
     SPAN_ID_FIELD_NUMBER: _builtins.int
     TRACE_FLAGS_FIELD_NUMBER: _builtins.int
     TRACESTATE_FIELD_NUMBER: _builtins.int
+    WINDOW_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """unique per stream; the client's own id is data"""
     model: _builtins.str
@@ -407,6 +438,8 @@ class Submit(_message.Message):
     """8 bytes: the parent of what the stage opens"""
     trace_flags: _builtins.int
     tracestate: _builtins.str
+    window: _builtins.int
+    """of a decoupled model: responses that may be on their way at once; 0: no limit"""
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tensor]: ...
     @_builtins.property
@@ -432,10 +465,11 @@ class Submit(_message.Message):
         span_id: _builtins.bytes = ...,
         trace_flags: _builtins.int = ...,
         tracestate: _builtins.str = ...,
+        window: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "inline_only", b"inline_only", "inputs", b"inputs", "model", b"model", "outputs", b"outputs", "parameters", b"parameters", "priority", b"priority", "request_id", b"request_id", "span_id", b"span_id", "timeout_us", b"timeout_us", "trace_flags", b"trace_flags", "trace_id", b"trace_id", "tracestate", b"tracestate", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "inline_only", b"inline_only", "inputs", b"inputs", "model", b"model", "outputs", b"outputs", "parameters", b"parameters", "priority", b"priority", "request_id", b"request_id", "span_id", b"span_id", "timeout_us", b"timeout_us", "trace_flags", b"trace_flags", "trace_id", b"trace_id", "tracestate", b"tracestate", "version", b"version", "window", b"window"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -525,11 +559,16 @@ class Timing(_message.Message):
     BATCH_ID_FIELD_NUMBER: _builtins.int
     BATCH_SIZE_FIELD_NUMBER: _builtins.int
     INSTANCE_FIELD_NUMBER: _builtins.int
+    EXECUTIONS_FIELD_NUMBER: _builtins.int
     batch_id: _builtins.int
     batch_size: _builtins.int
     """rows"""
     instance: _builtins.str
     """name of the model instance, "efficientnet_lite0_0" """
+    executions: _builtins.int
+    """Executions of the model that this Result is the one to count: 1 for the first of a batch, 0 for its others, whatever
+    gateways they go to; more after a batch that failed together and was run again one by one.
+    """
     @_builtins.property
     def ns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -539,10 +578,11 @@ class Timing(_message.Message):
         batch_id: _builtins.int = ...,
         batch_size: _builtins.int = ...,
         instance: _builtins.str = ...,
+        executions: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "batch_size", b"batch_size", "instance", b"instance", "ns", b"ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "batch_size", b"batch_size", "executions", b"executions", "instance", b"instance", "ns", b"ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -566,6 +606,30 @@ class Cancel(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Cancel: _TypeAlias = Cancel  # noqa: Y015
+
+@_typing.final
+class Taken(_message.Message):
+    """The stage may send as many more responses of this Submit."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    RESPONSES_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    responses: _builtins.int
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        responses: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "responses", b"responses"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Taken: _TypeAlias = Taken  # noqa: Y015
 
 @_typing.final
 class Release(_message.Message):
@@ -640,6 +704,7 @@ class Beat(_message.Message):
     ECHO_NS_FIELD_NUMBER: _builtins.int
     QUEUED_FIELD_NUMBER: _builtins.int
     ARENA_BYTES_FIELD_NUMBER: _builtins.int
+    QUEUES_FIELD_NUMBER: _builtins.int
     sent_ns: _builtins.int
     echo_ns: _builtins.int
     """the sent_ns that this answers; 0: a question"""
@@ -647,6 +712,10 @@ class Beat(_message.Message):
     """waiting in the stage's queues"""
     arena_bytes: _builtins.int
     """leased in the sender's arena"""
+    @_builtins.property
+    def queues(self) -> _containers.RepeatedCompositeFieldContainer[Global___Queue]:
+        """those that are not empty, the longest ones if there are many"""
+
     def __init__(
         self,
         *,
@@ -654,14 +723,42 @@ class Beat(_message.Message):
         echo_ns: _builtins.int = ...,
         queued: _builtins.int = ...,
         arena_bytes: _builtins.int = ...,
+        queues: _abc.Iterable[Global___Queue] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_bytes", b"arena_bytes", "echo_ns", b"echo_ns", "queued", b"queued", "sent_ns", b"sent_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena_bytes", b"arena_bytes", "echo_ns", b"echo_ns", "queued", b"queued", "queues", b"queues", "sent_ns", b"sent_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Beat: _TypeAlias = Beat  # noqa: Y015
+
+@_typing.final
+class Queue(_message.Message):
+    """Of one model version, at its stage."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    version: _builtins.str
+    requests: _builtins.int
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        version: _builtins.str = ...,
+        requests: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "requests", b"requests", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Queue: _TypeAlias = Queue  # noqa: Y015
 
 @_typing.final
 class Drain(_message.Message):
@@ -713,6 +810,9 @@ class Model(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     CONFIG_FIELD_NUMBER: _builtins.int
+    LOAD_FIELD_NUMBER: _builtins.int
+    LOAD_NS_FIELD_NUMBER: _builtins.int
+    OVERRIDE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     version: _builtins.str
     state: _builtins.str
@@ -720,6 +820,12 @@ class Model(_message.Message):
     reason: _builtins.str
     config: _builtins.bytes
     """serialized inference.ModelConfig, completed"""
+    load: _builtins.int
+    """another number after each load of this version, within its process; 0: not loaded"""
+    load_ns: _builtins.int
+    """how long that took"""
+    override: _builtins.str
+    """digest of what a client gave in place of the repository's configuration and files"""
     def __init__(
         self,
         *,
@@ -728,11 +834,108 @@ class Model(_message.Message):
         state: _builtins.str = ...,
         reason: _builtins.str = ...,
         config: _builtins.bytes = ...,
+        load: _builtins.int = ...,
+        load_ns: _builtins.int = ...,
+        override: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "name", b"name", "reason", b"reason", "state", b"state", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "load", b"load", "load_ns", b"load_ns", "name", b"name", "override", b"override", "reason", b"reason", "state", b"state", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Model: _TypeAlias = Model  # noqa: Y015
+
+@_typing.final
+class Load(_message.Message):
+    """Load a model from the stage's repositories, or load it again if it has changed there. Answered by an Outcome."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    CONFIG_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    OVERRIDE_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    """unique per stream, among Loads and Unloads"""
+    model: _builtins.str
+    config: _builtins.str
+    """JSON of an inference.ModelConfig in place of config.pbtxt; empty: the file"""
+    override: _builtins.str
+    """digest of both, for Models; empty where there is neither"""
+    @_builtins.property
+    def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tensor]:
+        """UINT8, by path in the model's directory: in place of that directory"""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        model: _builtins.str = ...,
+        config: _builtins.str = ...,
+        files: _abc.Iterable[Global___Tensor] | None = ...,
+        override: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "files", b"files", "id", b"id", "model", b"model", "override", b"override"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Load: _TypeAlias = Load  # noqa: Y015
+
+@_typing.final
+class Unload(_message.Message):
+    """Let a model take no more requests, finish those that it has, and go. Answered by an Outcome at once."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    model: _builtins.str
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        model: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Unload: _TypeAlias = Unload  # noqa: Y015
+
+@_typing.final
+class Outcome(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    NOT_MINE_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    status: _builtins.int
+    """gRPC status code"""
+    error: _builtins.str
+    """written for the client"""
+    not_mine: _builtins.bool
+    """this stage has no such model, or not its backend: nothing was done"""
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        status: _builtins.int = ...,
+        error: _builtins.str = ...,
+        not_mine: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "id", b"id", "not_mine", b"not_mine", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Outcome: _TypeAlias = Outcome  # noqa: Y015
