@@ -219,7 +219,8 @@ class RequestChecker:
         _refuse(
             request,
             f"input byte size mismatch for input '{tensor.name}' for model '{self._model}'. Expected {row}, got "
-            f"{tensor.byte_size or _region_bytes(request, tensor)}: a batch has at least one row, shape is {_shape(tensor.shape)}",
+            f"{tensor.byte_size or _region_bytes(request, tensor)}: a batch has at least one row, shape is "
+            f"{_shape(tensor.shape)}",
         )
 
     def _refuse_size(self, request: InferRequest, tensor: Tensor, want: int) -> NoReturn:

@@ -144,6 +144,8 @@ class Endpoint:
             reply = error_reply(error)
             if exchange.is_post and not exchange.is_read:  # what may still come must not be taken for a request
                 reply = reply._replace(headers=(*reply.headers, CLOSE))
+        except ClientGoneError:
+            raise
         except Exception as error:
             log.error("unexpected error", exc_info=error)
             reply = error_reply(InternalError("internal error"))

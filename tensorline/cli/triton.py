@@ -17,18 +17,23 @@ __all__ = ["TRITON_FLAGS", "TritonFlag", "is_true", "sort_out", "with_trace_conf
 
 @dataclass(frozen=True, slots=True)
 class TritonFlag:
-    """A flag that is accepted and passed over."""
+    """A flag that is accepted and passed over, or refused with a reason."""
 
     as_here: str | None = None
     """The value that says what happens here anyway: no warning for it."""
     takes_value: bool = True
     instead: str = ""
     """What to use here."""
+    is_needed: bool = False
+    """Whoever gives another value than `as_here` relies on it: to pass it over would be a danger. It is refused."""
 
 
 IN_CONFIG: Final = "set it in the model's config.pbtxt"
 TRUE: Final = TritonFlag(as_here="true")
 FALSE: Final = TritonFlag(as_here="false")
+TLS: Final = TritonFlag(
+    as_here="false", instead="there is no TLS yet: a proxy in front of the port ends it", is_needed=True
+)
 NO_MEANING: Final = TritonFlag()
 
 TRITON_FLAGS: Final[Mapping[str, TritonFlag]] = {
@@ -51,8 +56,8 @@ TRITON_FLAGS: Final[Mapping[str, TritonFlag]] = {
     "--grpc-infer-allocation-pool-size": NO_MEANING,
     "--grpc-max-response-pool-size": NO_MEANING,
     "--grpc-infer-response-compression-level": TritonFlag(as_here="none"),
-    "--grpc-use-ssl": FALSE,
-    "--grpc-use-ssl-mutual": FALSE,
+    "--grpc-use-ssl": TLS,
+    "--grpc-use-ssl-mutual": TLS,
     "--grpc-server-cert": NO_MEANING,
     "--grpc-server-key": NO_MEANING,
     "--grpc-root-cert": NO_MEANING,
@@ -154,7 +159,8 @@ def sort_out(
     Returns:
         What is left for the command, and one warning for each flag that would have changed something.
     Raises:
-        UsageError: neither ours nor Triton's (with the nearest name), or its value is missing.
+        UsageError: neither ours nor Triton's (with the nearest name), its value is missing, or nobody should rely on a
+            flag that does nothing.
     """
     own: list[str] = []
     ignored: dict[str, list[str]] = {}
@@ -177,6 +183,8 @@ def sort_out(
                 raise UsageError(f"{name} needs a value")
             value = rest.pop(0)
         if flag.as_here is None or value.lower() not in _spellings(flag.as_here):
+            if flag.is_needed:
+                raise UsageError(f"{name}={value} cannot be had; {flag.instead}")
             ignored.setdefault(name, []).append(f"{name}={value}" if flag.takes_value else name)
     return own, _warnings(ignored)
 

@@ -8,6 +8,7 @@ users are gone, removes it. A worker that dies loses its locks with its life.
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import json
 import os
@@ -43,7 +44,7 @@ def region_directory(mesh: ArenaDirectory) -> Iterator[Path]:
     making = Path(tempfile.mkdtemp(prefix=MAKING, dir=parent))
     path = parent / making.name.removeprefix(MAKING)
     try:
-        with (making / OWNER).open("wb") as owner:
+        with open(making / OWNER, "wb", opener=functools.partial(os.open, mode=0o600)) as owner:
             fcntl.flock(owner, fcntl.LOCK_EX)
             making.rename(path)  # now it may be swept, once nobody has that file locked
             yield path

@@ -12,6 +12,7 @@ __all__ = ["ModelChanger", "ModelChanges"]
 
 log = logging.getLogger(__name__)
 
+
 class ModelChanger(Protocol):
     """Who does it. Both raise a TensorlineError to refuse."""
 

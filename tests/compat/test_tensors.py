@@ -161,9 +161,8 @@ def test_json_by_http(server: Server, tensor: tuple[str, Array]) -> None:
     if datatype in HALF:
         return
     if datatype == "BYTES":
-        array = np.array([bytes(element).hex().encode() for element in array.reshape(-1)], np.object_).reshape(
-            array.shape
-        )
+        texts = [element.hex().encode() for element in array.reshape(-1).tolist()]
+        array = np.array(texts, np.object_).reshape(array.shape)
     elif datatype.startswith("FP"):
         array = np.nan_to_num(array)
     values = [each.decode() if isinstance(each, bytes) else each for each in array.reshape(-1).tolist()]

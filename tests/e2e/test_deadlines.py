@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import aiohttp
 import numpy as np
 import pytest
 from grpc import StatusCode
@@ -183,6 +184,21 @@ async def test_a_full_queue(mesh: Mesh, stub: Stub) -> None:  # B07
         assert each.took_s < 0.2
         assert each.trailers["grpc-retry-pushback-ms"] == "100"
     assert (await mesh.metrics())[series] - before == 15
+    await mesh.wait_idle()
+
+
+async def test_a_full_queue_by_http(mesh: Mesh) -> None:  # B07
+    body = {"inputs": [{"name": "x", "datatype": "INT32", "shape": [1, 1], "data": [400]}]}
+    url = f"http://127.0.0.1:{mesh.http_port}/v2/models/narrow/infer"
+
+    async def post(session: aiohttp.ClientSession) -> tuple[int, str]:
+        async with session.post(url, json=body) as answer:
+            return answer.status, answer.headers.get("Retry-After", "")
+
+    async with aiohttp.ClientSession() as session:
+        answers = await asyncio.gather(*(post(session) for _ in range(20)))
+    assert sorted(status for status, _ in answers) == [200] * 5 + [503] * 15
+    assert all(bool(after) is (status == 503) for status, after in answers)
     await mesh.wait_idle()
 
 

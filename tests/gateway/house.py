@@ -226,8 +226,10 @@ async def open_house(
             registry.tell(*map(instance, opened))
             is_awaited = control_mode != "explicit"  # else a stage may have nothing to say
             await until(
-                lambda: len(mesh.connections) == len(opened)
-                and all(_has_spoken(each) or not is_awaited for each in mesh.connections)
+                lambda: (
+                    len(mesh.connections) == len(opened)
+                    and all(_has_spoken(each) or not is_awaited for each in mesh.connections)
+                )
             )
         yield house
 

@@ -72,8 +72,8 @@ async def test_a_model_whose_stage_is_away() -> None:
         error = refused(house.models, "other")
         assert isinstance(error, UnavailableError)
         assert str(error) == (
-            "Request for unknown model: 'other' has no version at ready state: no instance serves it; none hosts backend "
-            "'elsewhere', those that are there host generate, identity, one, repeat"
+            "Request for unknown model: 'other' has no version at ready state: no instance serves it; none hosts "
+            "backend 'elsewhere', those that are there host generate, identity, one, repeat"
         )
         assert isinstance(refused(house.models, "other", "1"), UnavailableError)
         assert isinstance(refused(house.models, "other", "2"), NotFoundError)

@@ -443,7 +443,7 @@ def test_selections_are_kept_and_bounded() -> None:
 def test_a_fork_goes_its_own_way() -> None:
     """Of a step that gives several responses: each goes on from the same point."""
     plan = compile_plan(CHAIN, finding(MODELS[0], model("net", decoupled=True), MODELS[2]))
-    assert (plan.is_decoupled, plan.decoupled) == (True, {1})
+    assert (plan.is_decoupled, plan.decoupled) == (True, frozenset({1}))
     base = Run(plan)
     assert base.start([tensor("x")]) == [0]
     assert not base.is_at(1)

@@ -160,7 +160,7 @@ async def test_forwarded_metadata() -> None:
             seen.append(dict(request.parameters))
             await check(request, *more)
 
-        house.service._check = noted  # type: ignore[method-assign]
+        house.service._check = noted  # type: ignore[method-assign,assignment]
         stub: Any = GRPCInferenceServiceStub(channel)
         metadata = (("x-a", "1"), ("other", "2"), ("x-bin", b"3"))
         await stub.ModelInfer(wire(), metadata=metadata)

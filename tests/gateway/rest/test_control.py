@@ -53,7 +53,7 @@ async def test_the_server() -> None:
         }
         for path in ("/v2/health/live", "/v2/health/ready"):
             answer = await asking.ask(path)
-            assert (answer.status, answer.body) == (200, b"")
+            assert (answer.status, answer.json) == (200, {path.rpartition("/")[2]: True})
         house.readiness.accepts = False
         assert [(await asking.ask(f"/v2/health/{name}")).status for name in ("live", "ready")] == [200, 400]
     assert "binary_tensor_data" in EXTENSIONS
@@ -74,7 +74,7 @@ async def test_models() -> None:
                 "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1]}],
             }
             ready = await asking.ask(f"{path}/ready")
-            assert (ready.status, ready.body) == (200, b"")
+            assert (ready.status, ready.json) == (200, {"name": "one", "ready": True})
         for path in ("/v2/models/away/ready", "/v2/models/nobody/ready", "/v2/models/one/versions/2/ready"):
             assert (await asking.ask(path)).error == (400, "Model version not ready")
         assert (await asking.ask("/v2/models/one/versions/00000000000000000000/ready")).status == 400
@@ -224,15 +224,16 @@ async def test_load_and_unload() -> None:
     await ask(group, "/v2/repository/mine/models/m/load", b"")
     assert (group.asked[-1].repository_name, group.asked[-1].model_name) == ("mine", "m")
 
-    body = {"parameters": {"unload_dependents": True, "a": 1, "b": "s"}}
-    assert (await ask(group, "/v2/repository/models/m/unload", body)).status == 200
+    kinds = {"parameters": {"unload_dependents": True, "a": 1, "b": "s"}}
+    assert (await ask(group, "/v2/repository/models/m/unload", kinds)).status == 200
     unloaded = group.asked[-1].parameters
     assert (unloaded["unload_dependents"].bool_param, unloaded["a"].int64_param, unloaded["b"].string_param) == (
         True,
         1,
         "s",
     )
-    for value in (None, 1.5, [], 2**64 - 1):
+    others: list[object] = [None, 1.5, [], 2**64 - 1]
+    for value in others:
         status, _ = (await ask(group, "/v2/repository/models/m/unload", {"parameters": {"a": value}})).error
         assert status == 400
 
@@ -338,7 +339,8 @@ async def test_log_settings() -> None:
     assert (settings["log_verbose_level"].uint32_param, settings["log_format"].string_param) == (2**32 - 1, "ISO8601")
     await ask(group, "/v2/logging", {"unknown": {}, "log_error": True})
     assert [*group.asked[-1].settings] == ["log_error"]
-    for value in (-1, 2**32, 1.5, None, {}):
+    others: list[object] = [-1, 2**32, 1.5, None, {}]
+    for value in others:
         status, text = (await ask(group, "/v2/logging", {"log_verbose_level": value})).error
         assert (status, "Unable to parse 'log_verbose_level'" in text) == (400, True)
 

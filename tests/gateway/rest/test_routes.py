@@ -24,8 +24,6 @@ from tests.gateway.streams import REPEAT, streamed
 from tests.gateway.test_runner import fail
 from tests.tensorline.stage.pair import MIB, Model, config
 
-LENGTH = "inference_header_content_length"
-
 
 def identity(datatype: str, dims: str = "") -> Model:
     return Model(config({"x": datatype}, {"y": datatype}, dims=dims), lambda batch: {"y": batch.inputs["x"]})
@@ -83,7 +81,9 @@ async def test_binary_in_and_out(datatype: str) -> None:
         sizes = {"FP16": 2, "BF16": 2, "INT64": 8, "BOOL": 1, "FP32": 4}
         raw = np.frombuffer(b"\1\0" * 4 * sizes[datatype], np.dtype(f"V{sizes[datatype]}"))
         body, length = binary(raw, datatype)
-        head, data = split(await twin(house).ask("/v2/models/same/infer", body, **{LENGTH: str(length)}))
+        head, data = split(
+            await twin(house).ask("/v2/models/same/infer", body, inference_header_content_length=str(length))
+        )
         assert data == raw.tobytes()
         assert head["outputs"][0]["parameters"] == {"binary_data_size": len(data)}
 
@@ -93,7 +93,9 @@ async def test_large_tensors_in_parts() -> None:
         array = np.arange(MIB, dtype=np.float32)
         body, length = binary(array, "FP32")
         for chunks in (1, 65):
-            answer = await twin(house).ask("/v2/models/same/infer", body, chunks=chunks, **{LENGTH: str(length)})
+            answer = await twin(house).ask(
+                "/v2/models/same/infer", body, chunks=chunks, inference_header_content_length=str(length)
+            )
             assert split(answer)[1] == array.tobytes()
         told = await twin(house).infer("same", tensor(array[:50_000].tolist()))
         assert told.json["outputs"][0]["data"] == array[:50_000].tolist()
@@ -107,7 +109,9 @@ async def test_bytes() -> None:
         raw = np.frombuffer(b"\2\0\0\0\xff\xfe", np.uint8)
         body, length = binary(raw, "BYTES", out=False)
         body = body.replace(b'"shape":[6]', b'"shape":[1]')
-        status, text = (await asking.ask("/v2/models/same/infer", body, **{LENGTH: str(length)})).error
+        status, text = (
+            await asking.ask("/v2/models/same/infer", body, inference_header_content_length=str(length))
+        ).error
         assert (status, "not UTF-8" in text) == (400, True)
 
 
@@ -115,11 +119,11 @@ async def test_raw_requests() -> None:
     async with open_house({"one": add(1), "text": identity("BYTES", "1")}) as house:
         asking = twin(house)
         body = np.array([1, 2], np.float32).tobytes()
-        _, data = split(await asking.ask("/v2/models/one/infer", body, **{LENGTH: "0"}))
+        _, data = split(await asking.ask("/v2/models/one/infer", body, inference_header_content_length="0"))
         assert np.frombuffer(data, np.float32).tolist() == [2, 3]
-        _, data = split(await asking.ask("/v2/models/text/infer", b"hello", **{LENGTH: "0"}))
+        _, data = split(await asking.ask("/v2/models/text/infer", b"hello", inference_header_content_length="0"))
         assert data == b"\5\0\0\0hello"
-        assert (await asking.ask("/v2/models/one/infer", b"abc", **{LENGTH: "0"})).error[0] == 400
+        assert (await asking.ask("/v2/models/one/infer", b"abc", inference_header_content_length="0")).error[0] == 400
 
 
 async def test_what_is_refused_before_a_model_runs() -> None:
@@ -140,7 +144,7 @@ async def test_what_is_refused_before_a_model_runs() -> None:
             answer = await asking.ask(f"/v2/models/{model}/infer", body)
             assert answer.error[0] == status
             assert words in answer.error[1]
-        assert (await asking.ask("/v2/models/one/infer", b"{}", **{LENGTH: "3"})).error == (
+        assert (await asking.ask("/v2/models/one/infer", b"{}", inference_header_content_length="3")).error == (
             400,
             "inference header size should be in range (0, 2), got: 3",
         )
@@ -260,7 +264,7 @@ async def test_members_that_are_no_inputs_are_parameters() -> None:
             asked.append(request)
             return infer_stream(request, *more)
 
-        house.service.infer_stream = noted  # type: ignore[method-assign]
+        house.service.infer_stream = noted  # type: ignore[method-assign,assignment]
         body = {"x": 1, "id": "i", "a": 1, "b": 2.5, "c": "s", "d": True, "parameters": {"e": 5, "priority": 1}}
         await twin(house).ask("/v2/models/one/generate", body)
         assert asked[0].parameters == {"id": "i", "a": 1, "b": 2.5, "c": "s", "d": True, "e": 5}
@@ -330,8 +334,9 @@ async def test_failures_of_a_stream() -> None:
 async def test_compressed_requests(encoding: str) -> None:
     async with open_house({"one": add(1)}) as house:
         plain, length = binary(np.zeros(20_000, np.float32), "FP32")
-        pack = {"gzip": gzip.compress, "deflate": zlib.compress}.get(encoding.lower(), bytes)
-        headers = {LENGTH: str(length), "content_encoding": encoding}
+        packs: dict[str, Any] = {"gzip": gzip.compress, "deflate": zlib.compress}
+        pack = packs.get(encoding.lower(), bytes)
+        headers: dict[str, Any] = {"inference_header_content_length": str(length), "content_encoding": encoding}
         answer = await twin(house).ask("/v2/models/one/infer", pack(plain), **headers)
         assert split(answer)[1] == np.ones(20_000, np.float32).tobytes()
 
@@ -347,7 +352,7 @@ async def test_compressed_responses() -> None:
             ("*", gzip.decompress),
         ):
             answer = await twin(house).ask(
-                "/v2/models/one/infer", body, accept_encoding=accepted, **{LENGTH: str(length)}
+                "/v2/models/one/infer", body, accept_encoding=accepted, inference_header_content_length=str(length)
             )
             assert answer.headers["content-encoding"] in ("gzip", "deflate")
             assert len(answer.body) == int(answer.headers["content-length"]) < 10_000
@@ -355,7 +360,7 @@ async def test_compressed_responses() -> None:
             assert unpack(answer.body)[head_length:] == np.ones(20_000, np.float32).tobytes()
         for accepted in ("", "br", "gzip;q=0", "identity, gzip;q=0.5", "gzip;q=x"):
             answer = await twin(house).ask(
-                "/v2/models/one/infer", body, accept_encoding=accepted, **{LENGTH: str(length)}
+                "/v2/models/one/infer", body, accept_encoding=accepted, inference_header_content_length=str(length)
             )
             assert "content-encoding" not in answer.headers
 
@@ -440,7 +445,8 @@ async def test_a_page_of_another_origin_changes_nothing(path: str) -> None:
         for origin in ("http://evil.example", "null", "", "http://localhost", "http://localhost:8001", "http://[x"):
             answer = await asking.ask(path, {}, origin=origin)
             assert answer.error == (403, "a page of another origin may not change this server")
-        for own in ({}, {"origin": "http://localhost:8000"}, {"origin": "http://LOCALHOST:8000"}):
+        owns: list[dict[str, Any]] = [{}, {"origin": "http://localhost:8000"}, {"origin": "http://LOCALHOST:8000"}]
+        for own in owns:
             assert (await asking.ask(path, {"key": "k", "byte_size": 1}, **own)).status == 501
 
 
@@ -466,7 +472,8 @@ async def test_restricted_routes() -> None:
             ("/v2/models/repeat/generate_stream", {"IN": 1}),
             ("/v2/models/one/config", None),
         ):
-            for given in ({}, {"api_key": "Secret"}, {"api_key": ""}, {"h": "x"}):
+            wrong: list[dict[str, Any]] = [{}, {"api_key": "Secret"}, {"api_key": ""}, {"h": "x"}]
+            for given in wrong:
                 answer = await asking.ask(path, body, **given)
                 assert answer.error == (403, "This API is restricted, expecting header 'api-key'")
             assert (await asking.ask(path, body, api_key="secret")).status == 200
@@ -485,7 +492,7 @@ async def test_forwarded_headers() -> None:
             seen.append(dict(request.parameters))
             return await infer(request, *more)
 
-        house.service.infer = noted  # type: ignore[method-assign]
+        house.service.infer = noted  # type: ignore[method-assign,assignment]
         asking = twin(house, rules)
         body = {"inputs": [tensor([1])], "parameters": {"x-a": 1, "b": 2}}
         await asking.ask("/v2/models/one/infer", body, x_a="from the header", other="1")

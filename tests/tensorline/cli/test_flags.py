@@ -114,7 +114,8 @@ def test_flags_of_triton_are_taken(arguments: list[str], warnings: list[str]) ->
 
 @pytest.mark.parametrize("flag", TRITON_FLAGS)
 def test_each_flag_of_triton_is_taken_by_the_command_line(flag: str) -> None:
-    arguments = [f"{flag}=1"] if TRITON_FLAGS[flag].takes_value else [flag]
+    value = "false" if TRITON_FLAGS[flag].is_needed else "1"
+    arguments = [f"{flag}={value}"] if TRITON_FLAGS[flag].takes_value else [flag]
     assert sort_out(arguments, {})[0] == []
 
 
@@ -205,6 +206,12 @@ def test_triton_own_words_between_ours() -> None:
     own, warnings = sort_out(["model", "--cache-config", "local,size=1", "--own=1", "--", "--x"], {"--own": True})
     assert own == ["model", "--own=1", "--", "--x"]
     assert warnings == ["--cache-config=local,size=1 has no effect here"]
+
+
+@pytest.mark.parametrize("flag", ["--grpc-use-ssl", "--grpc-use-ssl-mutual"])
+def test_encryption_that_is_asked_for_is_not_passed_over(flag: str) -> None:
+    with pytest.raises(UsageError, match=f"{flag}=true cannot be had; there is no TLS yet"):
+        sort_out([flag, "true"], {})
 
 
 def test_a_flag_of_another_command_is_told_as_such() -> None:

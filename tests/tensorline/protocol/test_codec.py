@@ -113,8 +113,6 @@ def test_a_repeated_list_is_one_list() -> None:
     assert decode_contents("x", "m", "FP32", contents) == struct.pack("<3f", 1, 2, 3)
 
 
-
-
 @pytest.mark.parametrize(
     ("message", "kind", "text"),
     [
