@@ -40,8 +40,8 @@ class MeshSettings(BaseModel):
     model_repository: list[Path] = Field(default_factory=list)
     """Model repositories; in the environment separated by colons."""
     model_control_mode: Literal["none", "poll", "explicit"] = "none"
-    """When the repositories are looked at after the start: never, every `repository_poll_secs`, or when a client loads a
-    model."""
+    """When the repositories are looked at after the start: never, every `repository_poll_secs`, or when a client loads
+    a model."""
     repository_poll_secs: PositiveFloat = 15.0
     load_model: list[str] = Field(default_factory=list)
     """Models to load at the start in mode explicit; "*" is all of them. In the environment separated by commas."""
