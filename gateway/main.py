@@ -104,6 +104,8 @@ async def serve_gateway(instance_id: str, settings: GatewaySettings, lines: LogL
         reader.attach(arena)
         metrics = Metrics(options=metrics_options(settings.metrics_config))
         traces = trace_config(settings.trace_config)
+        for sentence in traces.ignored:
+            log.warning(sentence)
         telemetry = traces.applied(telemetry_settings(os.environ, rate_per_s=settings.trace_rate))
         store = TraceStore(process, recent=settings.trace_store)
         recorder = await stack.enter_async_context(

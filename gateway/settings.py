@@ -2,10 +2,22 @@
 
 from pathlib import Path
 
-from pydantic import ByteSize, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+from pydantic import (
+    ByteSize,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationInfo,
+    field_validator,
+)
 
 from gateway.addresses import is_loopback
+from tensorline.errors import ConfigError
 from tensorline.settings import MeshSettings
+from tensorline.telemetry.metrics_options import metrics_options
+from tensorline.telemetry.trace_config import trace_config
 
 __all__ = ["GatewaySettings"]
 
@@ -67,6 +79,15 @@ class GatewaySettings(MeshSettings):
     @classmethod
     def _split_lines(cls, value: object) -> object:
         return [line.strip() for line in value.split(";") if line.strip()] if isinstance(value, str) else value
+
+    @field_validator("trace_config", "metrics_config")
+    @classmethod
+    def _check_lines(cls, value: list[str], info: ValidationInfo) -> list[str]:
+        try:
+            _ = trace_config(value) if info.field_name == "trace_config" else metrics_options(value)
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
+        return value
 
     @field_validator("grpc_restricted_protocol", "http_restricted_api", mode="before")
     @classmethod

@@ -35,6 +35,8 @@ class TraceConfig:
     url: str = ""
     resource: dict[str, str] = field(default_factory=dict)
     numbers: dict[str, int] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+    """Sentences about lines without a meaning here, for a warning."""
 
     def applied(self, settings: TelemetrySettings) -> TelemetrySettings:
         """`settings` from the environment, with what the lines say of the export in its place."""
@@ -63,6 +65,7 @@ def trace_config(lines: Iterable[str]) -> TraceConfig:
     start: dict[str, TraceValue] = {}
     levels: list[str] = []
     url, resource, numbers = "", {}, {}
+    ignored: list[str] = []
     given = [line.strip() for line in lines if line.strip()]
     for line in given:
         name, equals, value = line.partition("=")
@@ -71,7 +74,7 @@ def trace_config(lines: Iterable[str]) -> TraceConfig:
             raise ConfigError(f"trace_config '{line}' is no key=value")
         match (mode if comma else "", key if comma else name):
             case "", "mode":
-                _check_mode(value)
+                ignored += _check_mode(value)
             case "", "level":
                 levels += _levels(value)
             case "", "rate":
@@ -79,7 +82,7 @@ def trace_config(lines: Iterable[str]) -> TraceConfig:
             case "", "count":
                 start["trace_count"] = _number(line, value, -1)
             case "triton", "file" | "log-frequency":
-                log.warning("trace_config %s has no meaning here: traces are kept and exported, not written", line)
+                ignored.append(f"trace_config {line} has no meaning here: traces are kept and exported, not written")
             case "opentelemetry", "url":
                 url = value
             case "opentelemetry", "resource":
@@ -93,14 +96,15 @@ def trace_config(lines: Iterable[str]) -> TraceConfig:
         return TraceConfig()
     if levels:
         start["trace_level"] = _merged(levels)
-    return TraceConfig({**_TRITONS, **start}, url, resource, numbers)
+    return TraceConfig({**_TRITONS, **start}, url, resource, numbers, tuple(ignored))
 
 
-def _check_mode(value: str) -> None:
+def _check_mode(value: str) -> list[str]:
     if value == "triton":
-        log.warning("trace_config mode=triton is not there: no file is written, the mode is opentelemetry")
-    elif value != "opentelemetry":
+        return ["trace_config mode=triton is not there: no file is written, the mode is opentelemetry"]
+    if value != "opentelemetry":
         raise ConfigError(f"trace_config mode is '{value}', triton or opentelemetry is wanted")
+    return []
 
 
 def _levels(value: str) -> list[str]:
