@@ -6,6 +6,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+# Here: tests/compat imports them before tests/e2e is looked at.
+pytest.register_assert_rewrite("tests.e2e.client", "tests.e2e.mesh")
+
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # tests that make models import ONNX Runtime themselves
 
 

@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.register_assert_rewrite("tests.e2e.client", "tests.e2e.mesh")
-
 
 @pytest.fixture(scope="session")
 def photos() -> list[Path]:
