@@ -15,6 +15,8 @@ class Report:
     _loads: list[str] = field(default_factory=list)
     _sizes: list[str] = field(default_factory=list)
     _rest: list[str] = field(default_factory=list)
+    _rates: dict[str, float] = field(default_factory=dict)
+    """Answers a second of the last, largest load of each title."""
 
     def load(
         self,
@@ -26,6 +28,7 @@ class Report:
         cores: float | None = None,
     ) -> None:
         notes = []
+        self._rates[title] = result["rate"]
         if outside is not None:
             notes.append(f"{outside:.0%} of the time outside decode, network and top-k")
         if cores is not None:
@@ -61,6 +64,7 @@ class Report:
                 "| what | in flight | answers/s | p50 ms | p99 ms | |\n|---|---|---|---|---|---|\n"
                 + "\n".join(self._loads)
             )
+            parts += self._shares()
         if self._sizes:
             parts.append(
                 "(c) One step makes a tensor, two hand it on or copy it, a fourth looks at it; one request in flight; "
@@ -69,6 +73,14 @@ class Report:
                 "|---|---|---|---|---|---|\n" + "\n".join(self._sizes)
             )
         return "\n\n".join([*parts, *self._rest])
+
+    def _shares(self) -> list[str]:
+        """The chain against the floor: what counts beside the numbers of one machine."""
+        found = {title[:5]: rate for title, rate in self._rates.items()}
+        if "floor" not in found or "(b) c" not in found:
+            return []
+        share = found["(b) c"] / found["floor"]
+        return [f"At the most in flight the chain of three gives {share:.2f} of the answers of an empty gRPC call."]
 
     def write(self, path: Path) -> None:
         """Replace what stands between the marks."""
