@@ -2,12 +2,17 @@
 
 import asyncio
 import os
+import signal
 from collections.abc import AsyncIterator
 
 import pytest
 
 # Here: tests/compat imports them before tests/e2e is looked at.
 pytest.register_assert_rewrite("tests.e2e.client", "tests.e2e.mesh")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Started in a script's background: what we start would ignore it, too, and tests stop it that way.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # tests that make models import ONNX Runtime themselves
 
