@@ -22,9 +22,9 @@ def anyio_backend() -> tuple[str, dict[str, bool]]:
     return "asyncio", {"use_uvloop": True}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 async def one_loop(anyio_backend: object) -> AsyncIterator[None]:
-    """For modules that open gRPC servers and channels: all their tests share a loop.
+    """All tests of a module share a loop.
 
     gRPC polls once for the whole process. What it still has for a loop that was closed meanwhile is raised in the next
     one, as that one's failure.

@@ -8,19 +8,12 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
 from tensorline.discovery import Registry, ServiceInstance, open_registry
 
 SEEN_S = 0.5
 """In which a change is seen."""
 PATIENCE = 8
 """Times as long as promised before a test calls it lost: its machine does other things besides."""
-
-
-@pytest.fixture(scope="session")
-def anyio_backend() -> tuple[str, dict[str, bool]]:
-    return ("asyncio", {"use_uvloop": True})
 
 
 async def until(is_so: Callable[[], bool], within_s: float = 5.0) -> None:

@@ -15,11 +15,6 @@ Spawn = Callable[..., "subprocess.Popen[str]"]
 MIB = 1 << 20
 
 
-@pytest.fixture(scope="session")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture
 def directory() -> Iterator[ArenaDirectory]:
     path = Path(tempfile.mkdtemp(prefix="tensorline-test-", dir=default_mesh_directory().parent))

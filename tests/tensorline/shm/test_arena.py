@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    invariant,
+    multiple,
+    rule,
+    run_state_machine_as_test,
+)
 
 from tensorline.directories import default_mesh_directory
 from tensorline.errors import InvalidTensorError, ResourceExhaustedError, StaleHandleError, UnavailableError
@@ -108,8 +116,8 @@ class Blocks(RuleBasedStateMachine):
         assert self.arena.leased_bytes == sum(end - start for start, end in spans)
 
 
-TestBlocks = Blocks.TestCase
-TestBlocks.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+def test_no_two_live_blocks_overlap() -> None:
+    run_state_machine_as_test(Blocks, settings=settings(max_examples=60, stateful_step_count=60, deadline=None))
 
 
 def test_the_file_is_private_reserved_and_gone_at_the_end(directory: ArenaDirectory) -> None:

@@ -6,7 +6,14 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from tensorline.errors import OverloadedError
 from tensorline.stage.queue import BatchQueue
@@ -150,8 +157,10 @@ class QueueBesideModel(RuleBasedStateMachine):
             assert self.queue.wake_at() == self.model.waiting[0].since + self.model.delay_s
 
 
-TestQueueBesideModel = QueueBesideModel.TestCase
-TestQueueBesideModel.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+def test_it_does_what_the_plain_model_does() -> None:
+    run_state_machine_as_test(
+        QueueBesideModel, settings=settings(max_examples=80, stateful_step_count=40, deadline=None)
+    )
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=40), st.integers(4, 9))
