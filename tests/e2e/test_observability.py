@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -90,7 +90,9 @@ class Client:
 
 
 @pytest.fixture(scope="module")
-def clients(mesh: Mesh) -> Iterator[list[Client]]:
+async def clients(mesh: Mesh) -> AsyncIterator[list[Client]]:
+    # Connections that are opened before both workers listen all go to the first.
+    await until(lambda: mesh.log("gateway").count('"gateway serves"') >= 2, 20.0)
     found = [Client(mesh) for _ in range(CLIENTS)]
     yield found
     for client in found:
@@ -186,8 +188,12 @@ async def test_trace_settings_act_in_every_worker(mesh: Mesh, clients: list[Clie
     assert roots("silent") == 0
     _, rows = await mesh.get("/api/traces?which=list&model=silent")
     assert rows == []
-    left = {int(each["trace_count"][0]) for each in await of_each(clients, lambda client: client.trace("traced"))}
-    assert left == {1000 - roots("traced")}
+
+    async def agree_on_what_is_left() -> bool:  # they tell one another a few times a second
+        told = await of_each(clients, lambda client: client.trace("traced"))
+        return {int(each["trace_count"][0]) for each in told} == {1000 - roots("traced")}
+
+    await until(agree_on_what_is_left, 15.0)
     clients[2].trace("traced", trace_rate=None, trace_count=None)
     clients[3].trace("silent", trace_level=None)
     for told in await of_each(clients, lambda client: (client.trace("traced"), client.trace("silent"))):
