@@ -46,7 +46,7 @@ class _Protocol(HttpToolsProtocol):
         self._is_in_head = True
         self._head_bytes = 0
         self._names: list[bytes] = []
-        self.scope["extensions"] = {HEADER_NAMES: self._names}  # type: ignore[dict-item]
+        self.scope["extensions"] = {HEADER_NAMES: self._names}  # type: ignore[dict-item]  # of extensions uvicorn types its own alone
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._names.append(name)

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import GenericAlias
 from typing import Annotated, Any, Final
 
 import typer
@@ -67,7 +68,7 @@ class Flag:
 
     @property
     def annotation(self) -> Any:
-        kind = list[self.kind] if self.separator else self.kind  # type: ignore[name-defined]
+        kind = GenericAlias(list, (self.kind,)) if self.separator else self.kind
         return kind | None if self.default is None else kind
 
     def value(self, given: Any) -> str | None:

@@ -84,7 +84,7 @@ def with_settings(command: str) -> Callable[[Callable[..., None]], Callable[...,
             inspect.Parameter(name, keyword, default=default, annotation=annotation)
             for name, annotation, default in added
         ]
-        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # PEP 362; in no stub
         called.__annotations__ = {each.name: each.annotation for each in parameters}
         return called
 

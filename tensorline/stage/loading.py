@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from tensorline.config import ModelConfig, read_model_labels, with_devices
 from tensorline.config.model import QueuePolicy
@@ -124,7 +124,7 @@ async def _on_thread(work: Callable[[], T]) -> T:
         if error is not None:
             done.set_exception(error)
         else:
-            done.set_result(result)  # type: ignore[arg-type]
+            done.set_result(cast(T, result))
 
     def run() -> None:
         result: T | None = None

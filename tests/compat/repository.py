@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tensorline.tensor import DATATYPES
 
@@ -40,13 +41,13 @@ def _tensor(name: str, datatype: str, dims: str, extra: str = "") -> str:
 
 
 def _identity(
-    name: str, datatype: str, dims: str, *, rows: int = 0, more: str = "", extra: str = "", **settings: object
+    name: str, datatype: str, dims: str, *, rows: int = 0, more: str = "", extra: str = "", **settings: Any
 ) -> Entry:
     config = (
         f"max_batch_size: {rows}\n"
         f"input [ {_tensor('x', datatype, dims)} ]\noutput [ {_tensor('y', datatype, dims, extra)} ]\n{more}"
     )
-    return Entry(name, "identity", config, **settings)  # type: ignore[arg-type]
+    return Entry(name, "identity", config, **settings)
 
 
 def _ensemble(name: str, tensors: str, *steps: tuple[str, Mapping[str, str], Mapping[str, str]]) -> Entry:

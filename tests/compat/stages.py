@@ -17,9 +17,6 @@ class Stage:
     def __init__(self, model: ModelDirectory, device: Device) -> None:
         self.output = model.config.outputs[0].name
 
-    def execute(self, batch: Batch) -> Mapping[str, Array]:
-        raise NotImplementedError
-
     def close(self) -> None:
         pass
 

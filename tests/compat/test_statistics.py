@@ -13,8 +13,9 @@ ONE = np.ones(1, np.float32)
 
 
 async def counted(client: Client, model: str) -> dict[str, Any]:
+    row: dict[str, Any]
     (row,) = (await client.get_inference_statistics(model))["model_stats"]
-    return row  # type: ignore[no-any-return]
+    return row
 
 
 def count(row: dict[str, Any], name: str) -> int:

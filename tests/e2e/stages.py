@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from opentelemetry import trace
 
 from tensorline.errors import BackendError
-from tensorline.stage.backend import Backends, Batch, Device, ModelDirectory
+from tensorline.stage.backend import Backends, Batch, Device, Instance, ModelDirectory
 from tensorline.stage.main import run_stage
 from tensorline.tensor import Array
 
@@ -30,9 +30,6 @@ class Stage:
         self.model = model
         self.parameters = model.config.parameters
         self.output = model.config.outputs[0].name
-
-    def execute(self, batch: Batch) -> Mapping[str, Array]:
-        raise NotImplementedError
 
     def close(self) -> None:
         pass
@@ -132,11 +129,9 @@ class Die(Stage):
         return {self.output: array}
 
 
-class Refusing(Stage):
+def refusing(model: ModelDirectory, device: Device) -> Instance:
     """Does not load."""
-
-    def __init__(self, model: ModelDirectory, device: Device) -> None:
-        raise FileNotFoundError(2, "No such file or directory", str(Path(__file__).resolve() / "weights.bin"))
+    raise FileNotFoundError(2, "No such file or directory", str(Path(__file__).resolve() / "weights.bin"))
 
 
 BACKENDS: Backends = {
@@ -145,7 +140,7 @@ BACKENDS: Backends = {
     "coop": Coop,
     "die": Die,
     "echo": Echo,
-    "refusing": Refusing,
+    "refusing": refusing,
     "slow": Slow,
     "spans": Spans,
 }
