@@ -23,6 +23,7 @@ from gateway.mesh import Mesh
 from gateway.service import InferenceService
 from gateway.siblings import Siblings, merge_metrics
 from tensorline.errors import TensorlineError
+from tensorline.rpc.hosted import READY, UNAVAILABLE
 from tensorline.telemetry.metrics import CONTENT_TYPE
 from tensorline.telemetry.recorder import Recorder
 from tensorline.telemetry.store import TraceStore
@@ -111,7 +112,7 @@ class AdminRoutes:
                     {
                         "name": name,
                         "version": str(version),
-                        "state": "READY",
+                        "state": READY,
                         "reason": "",
                         "backend": config.platform if config.is_ensemble else config.backend,
                         "max_batch_size": config.max_batch_size,
@@ -120,7 +121,7 @@ class AdminRoutes:
                     }
                 )
             if not models.versions(name):
-                rows.append({"name": name, "version": "", "state": "UNAVAILABLE", "reason": _why(models.find, name)})
+                rows.append({"name": name, "version": "", "state": UNAVAILABLE, "reason": _why(models.find, name)})
         return Json(rows)
 
     async def _instances(self, request: Request) -> Response:

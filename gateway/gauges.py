@@ -7,6 +7,7 @@ from gateway.mesh import Mesh
 from gateway.service import GatewayLimits
 from tensorline.discovery import Registry
 from tensorline.rpc.connection import StageConnection
+from tensorline.rpc.hosted import READY
 from tensorline.shm import Arena
 from tensorline.telemetry.host import Host
 from tensorline.telemetry.logs import LogLines
@@ -59,7 +60,7 @@ def _queues(mesh: Mesh) -> Readings:
         (hosted.name, hosted.version, connection.instance_id): connection.queues.get((hosted.name, hosted.version), 0)
         for connection, models in mesh.hosted
         for hosted in models
-        if hosted.state == "READY"
+        if hosted.state == READY
     }
 
 

@@ -12,14 +12,14 @@ from gateway.balancing import RetryBudget, choose
 from tensorline.config import ModelConfig, config_from_encoded, is_model_name
 from tensorline.discovery import Registry, ServiceInstance
 from tensorline.errors import ConfigError, OverloadedError, TensorlineError, UnavailableError
-from tensorline.rpc.connection import HostedModel, LocalPeer, StageConnection, connect_stage
+from tensorline.rpc.connecting import connect_stage
+from tensorline.rpc.connection import LocalPeer, StageConnection
+from tensorline.rpc.hosted import LOADING, READY, UNLOADED, UNLOADING, HostedModel
 from tensorline.shm import ArenaReader
 
 __all__ = ["InstanceView", "Mesh"]
 
 log = logging.getLogger(__name__)
-
-UNLOADED, UNLOADING = "unloaded", "UNLOADING"
 
 RETRY_FIRST_S = 0.1
 RETRY_LIMIT_S = 1.0
@@ -196,7 +196,7 @@ class Mesh:
         versions: dict[str, set[int]] = {}
         for connection, models in self._hosted.items():
             for model in models:
-                if model.state == "READY" and not connection.is_draining and self._learn(model):
+                if model.state == READY and not connection.is_draining and self._learn(model):
                     table.setdefault((model.name, model.version), []).append(connection)
                     versions.setdefault(model.name, set()).add(int(model.version))
         hosted = {model.config for models in self._hosted.values() for model in models}
@@ -306,7 +306,7 @@ class Mesh:
 
     def _is_loading(self, connection: StageConnection) -> bool:
         is_silent = connection not in self._spoken
-        return is_silent or any(model.state == "LOADING" for model in self._hosted[connection])
+        return is_silent or any(model.state == LOADING for model in self._hosted[connection])
 
     @property
     def connections(self) -> list[StageConnection]:
@@ -319,7 +319,7 @@ class Mesh:
             InstanceView(
                 id=connection.instance_id,
                 service=connection.service,
-                state="DRAINING" if connection.is_draining else "LOADING" if self._is_loading(connection) else "READY",
+                state="DRAINING" if connection.is_draining else LOADING if self._is_loading(connection) else READY,
                 in_flight=connection.in_flight,
                 queued=connection.queued,
                 arena_bytes=connection.arena_bytes,

@@ -16,13 +16,13 @@ from tensorline.config import ModelConfig, RepositoryEntry, read_model_labels
 from tensorline.config.model import EnsembleStep
 from tensorline.errors import ConfigError, InvalidTensorError, NotFoundError, TensorlineError, UnavailableError
 from tensorline.protocol.infer import shown
+from tensorline.rpc.hosted import UNLOADED
 
 __all__ = ["Models", "ServedModel"]
 
 log = logging.getLogger(__name__)
 
 VERSION_DIGITS = 19
-UNLOADED = "unloaded"
 
 
 @dataclass(slots=True)

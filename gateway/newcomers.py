@@ -3,20 +3,19 @@
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import Any, Final
+from typing import Any
 
 from gateway.mesh import Mesh
 from gateway.models import Models
 from gateway.wishes import Wish, Wishes
 from tensorline.errors import TensorlineError
-from tensorline.rpc.connection import HostedModel, StageConnection
+from tensorline.rpc.connection import StageConnection
 from tensorline.rpc.frames import LoadOrder
+from tensorline.rpc.hosted import READY, UNLOADED, HostedModel
 
 __all__ = ["Newcomers", "hosted_override"]
 
 log = logging.getLogger(__name__)
-
-UNLOADED: Final = "unloaded"
 
 
 class Newcomers:
@@ -57,7 +56,7 @@ class Newcomers:
 
     def _learn(self, name: str, before: str, state: str) -> None:
         wish = self._wishes.get(name)
-        if state == "READY" and before != "READY" and (wish is None or (before and not wish.is_loaded)):
+        if state == READY and before != READY and (wish is None or (before and not wish.is_loaded)):
             self._wishes.learn(name, Wish(is_loaded=True, override=hosted_override(self._mesh, name)))
             self._run(self._expect(name))
         elif state == UNLOADED and before and before != UNLOADED and wish is not None and wish.is_loaded:
@@ -69,7 +68,7 @@ class Newcomers:
     ) -> None:
         work: list[Coroutine[Any, Any, None]] = []
         for name, wish in self._wishes:
-            if wish.is_loaded and states.get(name) == "READY" and overrides.get(name) == wish.override:
+            if wish.is_loaded and states.get(name) == READY and overrides.get(name) == wish.override:
                 continue  # else it would look whether its folder has changed, which nobody asked for
             order = self._orders.get(name) or LoadOrder(name)
             if not wish.is_loaded and states.get(name, UNLOADED) != UNLOADED:
@@ -105,11 +104,11 @@ def hosted_override(mesh: Mesh, name: str) -> str:
 
 
 def _states(models: Iterable[HostedModel]) -> dict[str, str]:
-    """Of each model as a whole: "READY" if a version is, "unloaded" if all are that."""
+    """Of each model as a whole: READY if a version is, UNLOADED if all are that."""
     states: dict[str, str] = {}
     for model in models:
         state = UNLOADED if model.reason == UNLOADED else model.state
         known = states.get(model.name)
-        if known is None or state == "READY" or known == UNLOADED:
+        if known is None or state == READY or known == UNLOADED:
             states[model.name] = state
     return states

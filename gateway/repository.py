@@ -32,13 +32,12 @@ from tensorline.config.parse import parse_config_json
 from tensorline.config.watch import RepositoryWatch
 from tensorline.errors import ConfigError, InternalError, TensorlineError, UnavailableError, UnloadableError
 from tensorline.rpc.frames import LoadOrder
+from tensorline.settings import EXPLICIT
 
-__all__ = ["EXPLICIT", "Repository"]
+__all__ = ["Repository"]
 
 log = logging.getLogger(__name__)
 
-EXPLICIT: Final = "explicit"
-UNLOADED: Final = "unloaded"
 HEAR_S: Final = 1.5
 """How long a worker waits to hear from the stages what another one had loaded, before that one answers its client."""
 

@@ -10,11 +10,11 @@ from gateway.models import Models
 from gateway.repository import Repository
 from tensorline.config import model_paths
 from tensorline.errors import ConfigError
-from tensorline.rpc.connection import HostedModel
+from tensorline.rpc.hosted import LOADING, READY, UNAVAILABLE, UNLOADED, UNLOADING, HostedModel
 
 __all__ = ["IndexRow", "list_models"]
 
-READY, LOADING, UNLOADING, UNAVAILABLE = RANKS = ("READY", "LOADING", "UNLOADING", "UNAVAILABLE")
+RANKS = (READY, LOADING, UNLOADING, UNAVAILABLE)
 """Of several instances' states for one version, the first of these is told."""
 
 
@@ -68,7 +68,7 @@ def _rows(
             rows.append(IndexRow(name, str(version), state, reason))
         return rows
     if name in unloaded:
-        return [IndexRow(name, str(version), UNAVAILABLE, "unloaded") for version in unloaded[name]]
+        return [IndexRow(name, str(version), UNAVAILABLE, UNLOADED) for version in unloaded[name]]
     return [IndexRow(name)] if name in paths else []
 
 
@@ -82,7 +82,7 @@ def _hosted_rows(name: str, hosted: Sequence[HostedModel]) -> list[IndexRow]:
         state = min((model.state for model in told), key=lambda state: RANKS.index(state) if state in RANKS else 9)
         # A reason that a failure left is told rather than that another instance was asked to unload.
         reasons = sorted(
-            (model.reason for model in told if model.state == state), key=lambda reason: reason == "unloaded"
+            (model.reason for model in told if model.state == state), key=lambda reason: reason == UNLOADED
         )
         rows.append(IndexRow(name, version, state, next(filter(None, reasons), "") if state != READY else ""))
     return rows

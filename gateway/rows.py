@@ -8,6 +8,7 @@ from gateway.models import Models
 from tensorline.config import ModelConfig
 from tensorline.config.values import config_to_message
 from tensorline.errors import TensorlineError
+from tensorline.rpc.hosted import READY
 from tensorline.telemetry.counters import ModelTraits
 from tensorline.telemetry.recorder import Recorder
 
@@ -40,7 +41,7 @@ class CounterRows:
             (connection.instance_id, hosted.name, hosted.version): hosted.load
             for connection, models in self._mesh.hosted
             for hosted in models
-            if hosted.load and hosted.state == "READY"
+            if hosted.load and hosted.state == READY
         }
         live = {connection.instance_id for connection, _ in self._mesh.hosted}
         served = {(name, version) for _, name, version in loads}

@@ -5,7 +5,7 @@ import logging
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -23,9 +23,11 @@ from pydantic import (
 from tensorline.directories import default_mesh_directory
 from tensorline.errors import ConfigError
 
-__all__ = ["PREFIX", "MeshSettings", "StageSettings", "read_settings"]
+__all__ = ["EXPLICIT", "PREFIX", "MeshSettings", "StageSettings", "read_settings"]
 
 PREFIX = "TENSORLINE_"
+EXPLICIT: Final = "explicit"
+"""The control mode in which clients load and unload."""
 
 
 class MeshSettings(BaseModel):

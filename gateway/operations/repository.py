@@ -5,13 +5,14 @@ from collections.abc import Mapping
 from gateway.mesh import Mesh
 from gateway.models import Models
 from gateway.repository import Repository
-from gateway.repository_index import READY, list_models
+from gateway.repository_index import list_models
 from tensorline.config import is_model_name
 from tensorline.config.override import check_files, refused
 from tensorline.config.parse import TEXT_LIMIT
 from tensorline.errors import InternalError, InvalidTensorError, UnsupportedError
 from tensorline.protocol.infer import shown
 from tensorline.protocol.stubs.inference import grpc_service_pb2 as pb
+from tensorline.rpc.hosted import READY
 
 __all__ = ["RepositoryControl"]
 

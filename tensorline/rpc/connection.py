@@ -1,10 +1,7 @@
 """The gateway's end of one stage stream."""
 
 import asyncio
-import contextlib
 import logging
-import os
-import socket
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,17 +10,13 @@ from typing import cast
 import grpc
 from grpc import aio
 
-from tensorline import __version__
 from tensorline.errors import (
-    InvalidTensorError,
     ResourceExhaustedError,
     TensorlineError,
     UnavailableError,
     error_for_status,
 )
 from tensorline.protocol.stubs.tensorline.v1 import stage_pb2 as pb
-from tensorline.protocol.stubs.tensorline.v1.stage_pb2_grpc import StageStub
-from tensorline.rpc.channels import CHUNK_BYTES, PROTOCOL, open_stage_channel
 from tensorline.rpc.clock import ClockOffset
 from tensorline.rpc.frames import (
     ChunkStore,
@@ -33,24 +26,22 @@ from tensorline.rpc.frames import (
     decode_handle_tensor,
     decode_result,
     encode_parameters,
+    text_bytes,
 )
-from tensorline.rpc.lane import Lane, open_lane
+from tensorline.rpc.hosted import HostedModel
+from tensorline.rpc.lane import Lane
 from tensorline.rpc.outbox import Outbox, TensorList
 from tensorline.telemetry.record import Process
 from tensorline.tensor import Handle, Tensor
 
-__all__ = ["HostedModel", "LocalPeer", "StageConnection", "connect_stage"]
+__all__ = ["BEATS_MISSED", "BEAT_S", "LocalPeer", "StageConnection"]
 
 log = logging.getLogger(__name__)
 
 BEAT_S = 1.0
 BEATS_MISSED = 4
-HELLO_S = 2.0
 LANE_END_S = 1.0
 """After the end of the stream, for what the stage has sent by the lane before."""
-TEXT_BYTES = CHUNK_BYTES
-"""Of one request's id, parameters and output names: a frame cannot be split, and one message has to hold it."""
-
 OnResult = Callable[[StageResult], None]
 
 
@@ -63,23 +54,6 @@ class LocalPeer:
     arena: bytes
     inline_limit: int
     """Bytes of unfinished inline tensors that one stream may hold."""
-
-
-@dataclass(frozen=True, slots=True)
-class HostedModel:
-    """A model version as its stage describes it."""
-
-    name: str
-    version: str
-    state: str
-    reason: str
-    config: bytes
-    load: int = 0
-    """Another number after each load, within the stage's process; 0: not loaded."""
-    load_ns: int = 0
-    """How long that took."""
-    override: str = ""
-    """Digest of the configuration and files that a client gave in place of the repository's; "" for those."""
 
 
 class StageConnection:
@@ -145,12 +119,12 @@ class StageConnection:
             raise UnavailableError("the stage is gone")
         # Text is counted only where there may be much of it.
         is_long = work.parameters or len(work.request_id) > 128 or len(work.outputs) > 32
-        text_bytes = _text_bytes(work) if is_long else 0
+        long_text = text_bytes(work) if is_long else 0
         self._next_id += 1
         number = self._next_id
 
         def room() -> TensorList:
-            wire = self._outbox.frame(text_bytes).submit
+            wire = self._outbox.frame(long_text).submit
             wire.id = number
             wire.model = work.model
             if work.version:
@@ -220,10 +194,10 @@ class StageConnection:
         files = [Tensor(path, "UINT8", (len(data),), data) for path, data in order.files.items()]
 
         def send(number: int) -> None:
-            text_bytes = len(order.config) + sum(map(len, order.files))
+            order_text = len(order.config) + sum(map(len, order.files))
 
             def room() -> TensorList:
-                wire = self._outbox.frame(text_bytes).load
+                wire = self._outbox.frame(order_text).load
                 wire.id, wire.model, wire.config, wire.override = number, order.model, order.config, order.override
                 return wire.files
 
@@ -416,99 +390,8 @@ class StageConnection:
         return time.monotonic() - self._heard < 2.5 * BEAT_S
 
 
-async def connect_stage(
-    target: str,
-    expected_id: str,
-    local: LocalPeer,
-    on_open: Callable[[StageConnection], None],
-    on_models: Callable[[StageConnection, list[HostedModel]], None],
-) -> None:
-    """Open a stream, serve it until it ends, and close everything behind it.
-
-    Args:
-        expected_id: The instance that the registry says lives there; "" accepts any.
-    Raises:
-        UnavailableError: nobody there, somebody else there, or a release that cannot be talked to.
-    """
-    channel = open_stage_channel(target)
-    call = StageStub(channel).Exchange()
-    lane: Lane | None = None
-    try:
-        hello = await _exchange_hello(call, local)
-        if hello.protocol != PROTOCOL:
-            raise UnavailableError(f"the stage speaks protocol {hello.protocol}, this release speaks {PROTOCOL}")
-        if expected_id and hello.instance_id != expected_id:
-            raise UnavailableError("another instance answers at the registered address")
-        lane = await _lane_of(hello)
-        connection = StageConnection(hello, local, call, on_models)
-        on_open(connection)
-        await connection.run(lane)
-    except aio.AioRpcError as error:
-        raise UnavailableError(f"stage stream: {error.code().name}") from error
-    except TimeoutError as error:
-        raise UnavailableError("the stage did not say hello in time") from error
-    except asyncio.InvalidStateError as error:
-        raise UnavailableError("stage stream: it ended while it was opened") from error
-    finally:
-        if lane is not None:
-            lane.close()
-        # A dropped call stays open for ever, and other orders leak sockets in some releases.
-        call.cancel()
-        with contextlib.suppress(Exception):
-            await channel.close()
-
-
-async def _exchange_hello(call: "aio.StreamStreamCall[pb.Frames, pb.Frames]", local: LocalPeer) -> pb.Hello:
-    first = pb.Frames()
-    hello = first.frames.add().hello
-    hello.protocol = PROTOCOL
-    hello.release = __version__
-    hello.service = "gateway"
-    hello.instance_id = local.instance_id
-    hello.nonce = local.nonce
-    hello.arena = local.arena
-    hello.monotonic_ns = time.monotonic_ns()
-    hello.host = socket.gethostname()
-    hello.pid = os.getpid()
-    async with asyncio.timeout(HELLO_S):
-        await call.write(first)
-        answer = await call.read()
-    frames = list(answer.frames) if isinstance(answer, pb.Frames) else []
-    if len(frames) != 1 or frames[0].WhichOneof("kind") != "hello":
-        raise UnavailableError("the stage did not begin with a message of hello alone")
-    return frames[0].hello
-
-
-async def _lane_of(hello: pb.Hello) -> Lane | None:
-    """The lane that the stage offers, if it can be had; without one the stream carries the frames."""
-    if not hello.lane:
-        return None
-    try:
-        return await open_lane(hello.lane, HELLO_S)
-    except (OSError, TimeoutError) as error:
-        log.warning("no local lane to a stage", extra={"stage": hello.instance_id, "cause": str(error)})
-        return None
-
-
 def _block(handle: Handle) -> tuple[int, int]:
     return handle.block, handle.generation
-
-
-def _text_bytes(work: Submission) -> int:
-    """
-    Raises:
-        InvalidTensorError: over the limit, or a number that no field holds.
-    """
-    size = len(work.request_id.encode()) + sum(len(name.encode()) for name in work.outputs)
-    for key, value in work.parameters.items():
-        if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
-            raise InvalidTensorError(f"parameter '{key[:64]}' is {value}, which 64 bits do not hold")
-        size += len(key.encode()) + (len(value.encode()) if isinstance(value, str) else 8) + 16
-    if size > TEXT_BYTES:
-        raise InvalidTensorError(
-            f"request id, parameters and output names have {size} bytes, at most {TEXT_BYTES} are passed on to a stage"
-        )
-    return size
 
 
 def _first_cause(group: BaseExceptionGroup[BaseException]) -> str:

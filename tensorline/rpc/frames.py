@@ -7,6 +7,7 @@ from google.protobuf.internal.containers import MessageMap
 
 from tensorline.errors import InvalidTensorError, ResourceExhaustedError, TensorlineError
 from tensorline.protocol.stubs.tensorline.v1 import stage_pb2 as pb
+from tensorline.rpc.channels import CHUNK_BYTES
 from tensorline.telemetry.record import StageTiming
 from tensorline.tensor import Handle, Tensor
 
@@ -24,11 +25,15 @@ __all__ = [
     "encode_parameters",
     "encode_tensor",
     "encode_timing",
+    "text_bytes",
 ]
 
 ParameterValue = bool | int | str | float
 STAGE_TIMES = 7
 INT64_MAX = (1 << 63) - 1
+
+TEXT_BYTES = CHUNK_BYTES
+"""Of one request's id, parameters and output names: a frame cannot be split, and one message has to hold it."""
 
 UNCLAIMED_LIMIT = 4096
 """Tensors in chunks that no frame has referred to yet: those of one frame, which has at most a quarter of it."""
@@ -281,3 +286,20 @@ class ChunkStore:
         """Nobody will take these, if they are here."""
         for chunk_id in chunk_ids:
             self.held_bytes -= self._parts.pop(chunk_id, (0, b""))[0]
+
+
+def text_bytes(work: Submission) -> int:
+    """
+    Raises:
+        InvalidTensorError: over the limit, or a number that no field holds.
+    """
+    size = len(work.request_id.encode()) + sum(len(name.encode()) for name in work.outputs)
+    for key, value in work.parameters.items():
+        if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
+            raise InvalidTensorError(f"parameter '{key[:64]}' is {value}, which 64 bits do not hold")
+        size += len(key.encode()) + (len(value.encode()) if isinstance(value, str) else 8) + 16
+    if size > TEXT_BYTES:
+        raise InvalidTensorError(
+            f"request id, parameters and output names have {size} bytes, at most {TEXT_BYTES} are passed on to a stage"
+        )
+    return size

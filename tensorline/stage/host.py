@@ -10,21 +10,18 @@ from dataclasses import dataclass, field
 from tensorline.config import ModelConfig, RepositoryEntry
 from tensorline.config.values import config_from_message, config_to_message
 from tensorline.errors import NotFoundError, TensorlineError, UnavailableError
-from tensorline.rpc.connection import HostedModel
+from tensorline.rpc.hosted import LOADING, READY, UNAVAILABLE, UNLOADED, UNLOADING, HostedModel
 from tensorline.stage.backend import Backends
-from tensorline.stage.execution import Executed, Plane
+from tensorline.stage.batch import Plane
+from tensorline.stage.execution import Executed
 from tensorline.stage.loading import REASON_LIMIT, Loader, reason_of
 from tensorline.stage.request import StageRequest
 from tensorline.stage.version import ModelVersion
 from tensorline.telemetry.logs import one_line
 
-__all__ = ["READY", "UNAVAILABLE", "UNLOADED", "ModelHost"]
+__all__ = ["ModelHost"]
 
 log = logging.getLogger(__name__)
-
-READY, LOADING, UNLOADING, UNAVAILABLE = "READY", "LOADING", "UNLOADING", "UNAVAILABLE"
-UNLOADED = "unloaded"
-"""Why a version is UNAVAILABLE that nobody wants."""
 
 NAME_LIMIT = 128
 

@@ -17,7 +17,8 @@ from tensorline.config.model import QueuePolicy
 from tensorline.config.values import config_to_message
 from tensorline.errors import BackendError, ConfigError, TensorlineError
 from tensorline.stage.backend import Backends, Device, Instance, ModelDirectory, StreamInstance
-from tensorline.stage.execution import Executed, Plane
+from tensorline.stage.batch import Plane
+from tensorline.stage.execution import Executed
 from tensorline.stage.version import ModelVersion
 from tensorline.stage.warmup import warmup_requests, warmup_tensors
 from tensorline.telemetry.logs import one_line

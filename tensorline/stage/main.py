@@ -20,12 +20,13 @@ from grpc_health.v1 import health
 from tensorline import __version__
 from tensorline.discovery import Registry, ServiceInstance, open_registry
 from tensorline.errors import ConfigError, TensorlineError
+from tensorline.rpc.hosted import READY
 from tensorline.rpc.sockets import claim_socket, sweep_sockets
 from tensorline.settings import StageSettings, read_settings
 from tensorline.shm import Arena, ArenaDirectory, ArenaReader, Leases, open_arena, open_directory, run_janitor
 from tensorline.stage.backend import Backends
+from tensorline.stage.batch import Plane
 from tensorline.stage.builtin import BUILTIN
-from tensorline.stage.execution import Plane
 from tensorline.stage.host import ModelHost
 from tensorline.stage.mappings import forget_gone_arenas
 from tensorline.stage.repository import StageRepository
@@ -166,7 +167,7 @@ async def serve_stage(service: str, instance_id: str, backends: Backends, settin
 
 async def _load(host: ModelHost, repository: StageRepository, registry: Registry, about: ServiceInstance) -> None:
     await repository.start()
-    models = tuple(f"{model.name}/{model.version}" for model in host.models if model.state == "READY")
+    models = tuple(f"{model.name}/{model.version}" for model in host.models if model.state == READY)
     await registry.register(replace(about, models=models))
 
 

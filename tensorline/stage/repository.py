@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from tensorline.config import Footprint, ModelConfig, RepositoryEntry, find_entry, footprint, model_paths, scan
 from tensorline.config.override import load_error, refused, write_files
@@ -16,14 +15,13 @@ from tensorline.config.values import config_to_message
 from tensorline.config.watch import RepositoryWatch
 from tensorline.errors import ConfigError, InternalError, TensorlineError, UnavailableError
 from tensorline.rpc.frames import LoadOrder
+from tensorline.settings import EXPLICIT
 from tensorline.stage.host import ModelHost
 from tensorline.stage.loading import reason_of
 
-__all__ = ["EXPLICIT", "StageRepository"]
+__all__ = ["StageRepository"]
 
 log = logging.getLogger(__name__)
-
-EXPLICIT: Final = "explicit"
 
 
 @dataclass(frozen=True, slots=True)

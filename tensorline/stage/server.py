@@ -20,8 +20,9 @@ from tensorline.errors import ConfigError, UnavailableError, answering
 from tensorline.protocol.stubs.tensorline.v1 import stage_pb2 as pb
 from tensorline.protocol.stubs.tensorline.v1.stage_pb2_grpc import StageServicer, add_StageServicer_to_server
 from tensorline.rpc.channels import PROTOCOL, stage_server_options
-from tensorline.rpc.connection import HELLO_S
+from tensorline.rpc.connecting import HELLO_S
 from tensorline.rpc.frames import LoadOrder
+from tensorline.rpc.hosted import READY
 from tensorline.rpc.lane import TOKEN_BYTES, Lane
 from tensorline.shm import Arena, Leases
 from tensorline.stage.execution import Executed
@@ -258,6 +259,6 @@ async def set_health(checks: health.aio.HealthServicer, host: ModelHost) -> None
     await checks.set("", serving)
     ready: dict[str, bool] = {}
     for model in host.models:
-        ready[model.name] = ready.get(model.name, False) or model.state == "READY"
+        ready[model.name] = ready.get(model.name, False) or model.state == READY
     for name, is_ready in ready.items():
         await checks.set(name, serving if is_ready else not_serving)

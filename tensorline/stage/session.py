@@ -13,7 +13,7 @@ from grpc import aio
 
 from tensorline.errors import InternalError, ResourceExhaustedError, TensorlineError
 from tensorline.protocol.stubs.tensorline.v1 import stage_pb2 as pb
-from tensorline.rpc.connection import BEAT_S, BEATS_MISSED, HostedModel
+from tensorline.rpc.connection import BEAT_S, BEATS_MISSED
 from tensorline.rpc.frames import (
     ChunkStore,
     StageResult,
@@ -23,6 +23,7 @@ from tensorline.rpc.frames import (
     encode_parameters,
     encode_timing,
 )
+from tensorline.rpc.hosted import HostedModel
 from tensorline.rpc.lane import Lane
 from tensorline.rpc.outbox import Outbox, TensorList
 from tensorline.stage.backend import ParameterValue

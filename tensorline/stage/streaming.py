@@ -9,7 +9,8 @@ from typing import cast
 from tensorline.errors import CancelledByPeerError, DeadlineError, UnavailableError
 from tensorline.rpc.frames import StageResult
 from tensorline.stage.backend import Instance, StreamInstance
-from tensorline.stage.execution import Executed, Execution, ModelView, Plane, RunningBatch
+from tensorline.stage.batch import Plane, RunningBatch
+from tensorline.stage.execution import Executed, Execution, ModelView
 from tensorline.stage.request import StageRequest
 
 __all__ = ["StreamExecution"]

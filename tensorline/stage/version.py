@@ -18,7 +18,8 @@ from tensorline.errors import (
 )
 from tensorline.rpc.frames import StageResult
 from tensorline.stage.backend import Instance, StreamInstance
-from tensorline.stage.execution import Executed, Execution, ModelView, Plane
+from tensorline.stage.batch import Plane
+from tensorline.stage.execution import Executed, Execution, ModelView
 from tensorline.stage.queue import BatchQueue
 from tensorline.stage.request import StageRequest
 from tensorline.stage.streaming import StreamExecution

@@ -157,7 +157,7 @@ async def test_a_registry_that_says_nothing_holds_nobody_for_ever() -> None:
 
 
 async def test_a_broken_configuration_of_a_stage_is_that_models_trouble() -> None:
-    from tensorline.rpc.connection import HostedModel
+    from tensorline.rpc.hosted import HostedModel
 
     async with open_house({"one": add(1)}) as house:
         (connection,) = house.mesh.connections

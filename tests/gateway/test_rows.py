@@ -7,7 +7,7 @@ import numpy as np
 
 from gateway.rows import traits_of
 from tensorline.config import config_from_text
-from tensorline.rpc.connection import HostedModel
+from tensorline.rpc.hosted import HostedModel
 from tests.gateway.house import FP32, House, add, open_house
 from tests.tensorline.stage.pair import config, until
 

@@ -10,8 +10,10 @@ from grpc import aio
 
 from tensorline.protocol.stubs.tensorline.v1 import stage_pb2 as pb
 from tensorline.rpc.channels import PROTOCOL
-from tensorline.rpc.connection import HostedModel, LocalPeer, StageConnection, connect_stage
+from tensorline.rpc.connecting import connect_stage
+from tensorline.rpc.connection import LocalPeer, StageConnection
 from tensorline.rpc.frames import StageResult, Submission
+from tensorline.rpc.hosted import HostedModel
 from tensorline.rpc.lane import TOKEN_BYTES, Lane
 from tensorline.tensor import Tensor
 from tests.tensorline.rpc.carriers import open_raw_server

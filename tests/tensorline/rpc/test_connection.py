@@ -13,6 +13,7 @@ from grpc import StatusCode, aio
 from tensorline import __version__
 from tensorline.errors import InvalidTensorError, UnavailableError
 from tensorline.protocol.stubs.tensorline.v1 import stage_pb2 as pb
+from tensorline.rpc import connecting
 from tensorline.rpc import connection as module
 from tensorline.rpc.channels import CHUNK_BYTES, MESSAGE_BYTES, PROTOCOL
 from tensorline.rpc.connection import StageConnection
@@ -135,7 +136,7 @@ async def test_nobody_there_is_said_soon(path: Path) -> None:
 
 
 async def test_a_stage_that_never_says_hello_is_given_up(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "HELLO_S", 0.2)
+    monkeypatch.setattr(connecting, "HELLO_S", 0.2)
     async with open_scripted(path, None) as stage:
         with pytest.raises(UnavailableError, match="the stage did not say hello in time"):
             async with open_gateway(stage.target):

@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import uvloop
 
-from tensorline.rpc.connection import HostedModel, LocalPeer, StageConnection, connect_stage
+from tensorline.rpc.connecting import connect_stage
+from tensorline.rpc.connection import LocalPeer, StageConnection
 from tensorline.rpc.frames import StageResult, Submission
+from tensorline.rpc.hosted import HostedModel
 from tensorline.shm import Arena, open_directory
 from tensorline.tensor import Tensor
 

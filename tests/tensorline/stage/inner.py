@@ -12,7 +12,8 @@ import numpy as np
 from tensorline.rpc.frames import StageResult
 from tensorline.shm import Arena, ArenaReader, open_directory
 from tensorline.stage.backend import Batch
-from tensorline.stage.execution import Executed, Plane
+from tensorline.stage.batch import Plane
+from tensorline.stage.execution import Executed
 from tensorline.stage.request import StageRequest
 from tensorline.tensor import Array, Tensor, datatype_of, decode_array, encode_array
 

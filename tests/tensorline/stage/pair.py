@@ -15,12 +15,15 @@ from pathlib import Path
 import numpy as np
 
 from tensorline.errors import UnavailableError
-from tensorline.rpc.connection import HostedModel, LocalPeer, StageConnection, connect_stage
+from tensorline.rpc.connecting import connect_stage
+from tensorline.rpc.connection import LocalPeer, StageConnection
 from tensorline.rpc.frames import ParameterValue, StageResult, Submission
+from tensorline.rpc.hosted import HostedModel
 from tensorline.shm import Arena, ArenaDirectory, ArenaReader, Leases, open_directory
 from tensorline.stage.backend import Backends, Batch, Device, Instance, InstanceFactory, ModelDirectory
+from tensorline.stage.batch import Plane
 from tensorline.stage.builtin import BUILTIN
-from tensorline.stage.execution import Executed, Plane
+from tensorline.stage.execution import Executed
 from tensorline.stage.host import ModelHost
 from tensorline.stage.main import upkeep
 from tensorline.stage.repository import StageRepository

@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensorline.errors import BackendError, InvalidTensorError
-from tensorline.stage import execution
 from tensorline.stage.backend import Batch
 from tensorline.stage.execution import Executed, Execution, ModelView
 from tensorline.stage.request import StageRequest
@@ -328,7 +327,7 @@ def test_what_is_no_answer_is_the_models_failure(place: Place, answer: object, s
 
 
 def test_an_arena_that_is_full_at_the_second_output(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(execution, "ARENA_WAIT_S", 0.01)
+    monkeypatch.setattr("tensorline.stage.batch.ARENA_WAIT_S", 0.01)
 
     def made(batch: Batch) -> Mapping[str, Array]:
         return {"y": batch.empty("y", "INT8", (batch.rows, 200_000)), "z": batch.empty("z", "INT8", (900_000,))}
@@ -346,7 +345,7 @@ def test_an_arena_that_is_full_at_the_second_output(path: Path, monkeypatch: pyt
 
 
 def test_a_batch_waits_for_room_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(execution, "ARENA_WAIT_S", 0.2)
+    monkeypatch.setattr("tensorline.stage.batch.ARENA_WAIT_S", 0.2)
 
     def model(batch: Batch) -> Mapping[str, Array]:
         return {"y": batch.empty("y", "INT8", (batch.rows, 500_000))}

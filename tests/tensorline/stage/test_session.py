@@ -16,7 +16,7 @@ from grpc import StatusCode, aio
 
 from tensorline.protocol.stubs.tensorline.v1 import stage_pb2 as pb
 from tensorline.rpc.channels import CHUNK_BYTES, MESSAGE_BYTES, PROTOCOL, open_stage_channel
-from tensorline.rpc.connection import HostedModel
+from tensorline.rpc.hosted import HostedModel
 from tensorline.stage.backend import Batch
 from tensorline.tensor import Array
 from tests.leaks import no_leaks
