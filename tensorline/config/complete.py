@@ -40,6 +40,7 @@ FILELESS_BACKENDS: Final = frozenset(
         "text_decode",
         "identity",
         "generate",
+        "repeat",
         "remote",
         "ensemble",
     )

@@ -58,7 +58,7 @@ INLINE_LIMIT = 1 << 30
 def run_stage(service: str, backends: Backends) -> None:
     """Serve `backends` until SIGTERM or SIGINT, with settings from the environment. Ends the process with its status.
 
-    The built-in backends (identity, generate) are always there besides.
+    The built-in backends (identity, generate, repeat) are always there besides.
     """
     instance_id = f"{service}-{uuid.uuid4().hex[:12]}"
     try:

@@ -63,7 +63,7 @@ class StageRepository:
         """
         if self._mode == "poll":
             await self._watch.begin()
-        entries = await asyncio.to_thread(scan, self._paths)
+        seen, entries = await asyncio.to_thread(self._look)
         if self._mode == EXPLICIT and "*" not in self._names:
             entries = [entry for entry in entries if entry.name in self._names]
         mine = [entry for entry in entries if self._is_mine(entry)]
@@ -73,13 +73,13 @@ class StageRepository:
                 self._host.refuse(entry.name, str(entry.error))
         # A gateway's order for one of them joins its load.
         keys = {(entry.name, ""): entry for entry in mine}
-        loads = [self._loads.get(key) or self._begin(key, self._load_first(entry)) for key, entry in keys.items()]
+        loads = [self._loads.get(key) or self._begin(key, self._load_first(entry, seen)) for key, entry in keys.items()]
         for each in await asyncio.gather(*loads, return_exceptions=True):
             if isinstance(each, BaseException) and not isinstance(each, TensorlineError):
                 raise each
 
-    async def _load_first(self, entry: RepositoryEntry) -> bool:
-        failed = await self._load_entry(entry, is_partial=True)
+    async def _load_first(self, entry: RepositoryEntry, seen: Mapping[str, Footprint]) -> bool:
+        failed = await self._load_entry(entry, seen.get(entry.name, Footprint()), is_partial=True)
         if failed:
             raise ConfigError(_failed(entry.name, failed))
         return True
@@ -152,6 +152,11 @@ class StageRepository:
             if origin is None or origin.folder != folder:
                 self._remove(folder)
 
+    def _look(self) -> tuple[dict[str, Footprint], list[RepositoryEntry]]:
+        # As in `_find`: first what the directories look like, so that what changes meanwhile is another next time.
+        seen = {name: footprint(paths[0]) for name, paths in model_paths(self._paths).items() if len(paths) == 1}
+        return seen, scan(self._paths)
+
     def _find(self, order: LoadOrder, folder: Path | None) -> tuple[RepositoryEntry | None, Footprint]:
         seen = self._footprint(order.model)
         if folder is None:
@@ -166,19 +171,21 @@ class StageRepository:
     async def _load_entry(
         self,
         entry: RepositoryEntry,
-        seen: Footprint | None = None,
+        seen: Footprint,
         *,
         override: str = "",
         folder: Path | None = None,
         is_partial: bool = False,
     ) -> dict[int, Exception]:
-        """Load what has changed since the last time; why versions could not be."""
+        """Load what has changed since the last time; why versions could not be.
+
+        Args:
+            seen: What the model's directory looked like before `entry` was read from it.
+        """
         config = entry.config
         if config is None:
             raise AssertionError("an entry with an error is refused before")
         name = entry.name
-        if seen is None:
-            seen = await asyncio.to_thread(footprint, entry.path)
         origin = self._origins.get(name)
         # A client's override stays in force until the directory changes.
         is_same = origin is not None and origin.seen == seen and override in ("", origin.override)
@@ -239,11 +246,11 @@ class StageRepository:
         await asyncio.gather(*map(self._follow_one, await self._watch.changed()))
 
     async def _follow_one(self, name: str) -> None:
-        entry = await asyncio.to_thread(find_entry, self._paths, name)
+        entry, seen = await asyncio.to_thread(self._find, LoadOrder(name), None)
         if entry is not None and entry.error is not None:
             self._host.refuse(name, str(entry.error))
         elif entry is not None and self._is_mine(entry):
-            await self._load_entry(entry)
+            await self._load_entry(entry, seen)
         else:
             self._origins.pop(name, None)
             await self._host.forget(name)

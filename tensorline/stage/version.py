@@ -178,7 +178,9 @@ class ModelVersion:
         Returns:
             The last result of each.
         """
-        each = [self._run_on(worker, make) for worker in self._workers]
+        # One of an instance's streams stands for all: they share what is warm.
+        first = {worker.name: worker for worker in reversed(self._workers)}
+        each = [self._run_on(worker, make) for worker in first.values()]
         return [result for results in await asyncio.gather(*each) for result in results]
 
     async def _run_on(self, worker: InstanceWorker, make: MakeBatch) -> list[StageResult]:

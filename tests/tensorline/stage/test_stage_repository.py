@@ -3,20 +3,24 @@
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 import pytest
 
+from tensorline.config import find_entry, scan
 from tensorline.errors import TensorlineError, UnavailableError
 from tensorline.rpc.frames import LoadOrder
+from tensorline.stage import repository as module
 from tensorline.stage.backend import Batch, Device, Instance, ModelDirectory
 from tensorline.tensor import Array
 from tests.tensorline.stage.inner import Place, open_place
 from tests.tensorline.stage.pair import until
 from tests.tensorline.stage.test_host import Echo, hosting, write
+
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -97,6 +101,34 @@ async def test_what_is_still_being_copied_waits(place: Place, repository: Path) 
         assert it.host.ready_versions("a") == [1]
         await it.repository.follow()
         assert it.host.ready_versions("a") == [2]
+
+
+@pytest.mark.parametrize("when", ["start", "poll"])
+async def test_what_changes_while_it_is_read_is_loaded_at_the_next_look(
+    place: Place, repository: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    write(repository, "a")
+    file = repository / "a" / "config.pbtxt"
+
+    def edited_after(read: Callable[..., T]) -> Callable[..., T]:
+        def reading(*given: object) -> T:
+            answer = read(*given)
+            monkeypatch.undo()
+            file.write_text(file.read_text().replace("max_batch_size: 8", "max_batch_size: 4 "))
+            return answer
+
+        return reading
+
+    if when == "start":
+        monkeypatch.setattr(module, "scan", edited_after(scan))
+    async with hosting(place, repository, mode="poll") as it:
+        if when == "poll":
+            monkeypatch.setattr(module, "find_entry", edited_after(find_entry))
+            (repository / "a" / "2").mkdir()
+            await it.repository.follow()
+        assert it.host.find("a", "").config.max_batch_size == 8
+        await it.repository.follow()
+        assert it.host.find("a", "").config.max_batch_size == 4
 
 
 async def test_a_look_at_what_stands_still_opens_no_file(place: Place, repository: Path) -> None:

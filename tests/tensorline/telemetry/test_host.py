@@ -18,7 +18,7 @@ def test_busy_is_what_is_neither_idle_nor_waiting(tmp_path: Path, monkeypatch: p
     write(tmp_path, 10, 0, 10, 100, 20, 0, 0, 0, 5, 0)
     host = Host(tmp_path)
     assert host.cpu_utilization() == 0
-    write(tmp_path, 25, 0, 20, 160, 35, 0, 0, 0, 5, 0)
+    write(tmp_path, 25, 0, 20, 160, 35, 0, 0, 0, 15, 0)  # a guest's ticks are among the first already
     assert host.cpu_utilization() == 0  # too soon
     now[0] += 1
     assert host.cpu_utilization() == 0.25
