@@ -98,11 +98,12 @@ async def _run(plan: Plan, name: str, image: bytes, output: KeptOutput) -> list[
     """Start the mesh, show an answer and its trace, and stop it: what it left behind."""
     async with open_mesh(plan, output) as mesh:
         await _wait_ready(mesh)
+        _show_endpoints(plan)
         answer = await asyncio.to_thread(classify, plan.grpc.target, image)
         _show_labels(name, answer)
         _show_trace((await asyncio.to_thread(wait_trace, plan.http_url, answer.trace_id))[0])
         with _step("\nStopping the gateway, then the services"):
-            await mesh.stop()
+            await mesh.supervisor.stop()
     return leftovers(plan, plan.directory)
 
 
@@ -167,6 +168,11 @@ def leftovers(plan: Plan, directory: Path) -> list[str]:
     # The nonce says which directory this is; it holds nothing of any process.
     left += [f"file {path.name}" for path in directory.rglob("*") if not path.is_dir() and path.name != "nonce"]
     return left
+
+
+def _show_endpoints(plan: Plan) -> None:
+    console.print(f"While it runs it answers at  gRPC {plan.grpc.target}  HTTP {plan.http_url}  ", end="")
+    console.print(f"metrics http://{plan.metrics.target}/metrics")
 
 
 def _show_labels(name: str, answer: Answer) -> None:

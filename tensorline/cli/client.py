@@ -18,13 +18,11 @@ from tensorline.protocol.infer import ParameterValue
 from tensorline.protocol.parameters import encode_parameters
 from tensorline.protocol.stubs.inference import grpc_service_pb2 as pb
 from tensorline.protocol.stubs.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
-from tensorline.protocol.stubs.inference.model_config_pb2 import ModelConfig
 from tensorline.tensor import Array, datatype_of, decode_array, encode_array
 
 __all__ = [
     "Answer",
     "Client",
-    "ModelConfig",
     "Request",
     "RequestFailedError",
     "check_target",

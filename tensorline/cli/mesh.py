@@ -120,11 +120,6 @@ class Mesh:
         self.supervisor = supervisor
         self.started = time.monotonic()
 
-    async def stop(self) -> None:
-        """Stop the gateway, then the stages, and clear away what killed ones left."""
-        await self.supervisor.stop()
-        await asyncio.to_thread(sweep_mesh, self.plan.directory)
-
     async def wait_ready(
         self, report: Callable[[str], None], *, must_start: bool = True, patience_s: float = PATIENCE_S
     ) -> State:

@@ -76,13 +76,13 @@ def config(
 ) -> None:
     """Show a model's configuration as it is served: with all that was filled in."""
     from tensorline.cli.client import open_client
-    from tensorline.cli.overrides import json_of_config, text_of_config
+    from tensorline.cli.overrides import json_of_message, text_of_config
 
     name, _, number = model.partition("/")
     with open_client(url, timeout, header or ()) as client:
         found = client.config(name, version or number)
     print(
-        json.dumps(json_of_config(found), indent=2) if as_json else text_of_config(found), end="\n" if as_json else ""
+        json.dumps(json_of_message(found), indent=2) if as_json else text_of_config(found), end="\n" if as_json else ""
     )
 
 
@@ -95,13 +95,14 @@ def stats(
 ) -> None:
     """Show how often each model ran, how it ended and where the time went, on average."""
     from tensorline.cli.client import open_client
-    from tensorline.cli.statistics import json_of_statistics, print_statistics
+    from tensorline.cli.overrides import json_of_message
+    from tensorline.cli.statistics import print_statistics
 
     name, _, version = model.partition("/")
     with open_client(url, timeout, header or ()) as client:
         found = client.statistics(name, version)
     if as_json:
-        print(json.dumps([json_of_statistics(one) for one in found], indent=2))
+        print(json.dumps([json_of_message(one, with_defaults=True) for one in found], indent=2))
         return
     from tensorline.cli.views import open_console
 

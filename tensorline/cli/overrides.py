@@ -8,11 +8,12 @@ from typing import Any, Final
 from google.protobuf import json_format, text_format
 from google.protobuf.descriptor import FieldDescriptor
 
-from tensorline.cli.client import ModelConfig
 from tensorline.cli.failure import UsageError
 from tensorline.cli.inputs import read_bytes
+from tensorline.config.parse import parse_config
+from tensorline.errors import ConfigError
 
-__all__ = ["json_of_config", "json_of_message", "read_config", "read_files", "text_of_config"]
+__all__ = ["json_of_message", "read_config", "read_files", "text_of_config"]
 
 LONG: Final = (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64)
 
@@ -34,9 +35,9 @@ def read_config(path: Path) -> str:
             raise UsageError(f"--config {path} is no JSON: {error}") from None
         return text  # as it is: what it may hold is the server's to say
     try:
-        return json.dumps(json_of_config(text_format.Parse(text, ModelConfig())))
-    except text_format.ParseError as error:
-        raise UsageError(f"--config {path}:{error}") from None
+        return json.dumps(json_of_message(parse_config(text, f"--config {path}")))
+    except ConfigError as error:
+        raise UsageError(str(error)) from None
 
 
 def read_files(texts: Sequence[str], *, has_config: bool) -> dict[str, bytes]:
@@ -64,13 +65,12 @@ def text_of_config(config: Any) -> str:
     return str(text_format.MessageToString(config))
 
 
-def json_of_config(config: Any) -> dict[str, Any]:
-    """With the names of the fields, enums as their names and 64-bit integers as numbers. Source: model-config.md."""
-    return json_of_message(config)
-
-
 def json_of_message(message: Any, with_defaults: bool = False) -> dict[str, Any]:
-    """As `json_of_config`, of any message; `with_defaults`: also fields that are not set."""
+    """With the names of the fields, enums as their names and 64-bit integers as numbers. Source: model-config.md.
+
+    Args:
+        with_defaults: Also fields that are not set.
+    """
     value = json_format.MessageToDict(
         message, preserving_proto_field_name=True, always_print_fields_with_no_presence=with_defaults
     )

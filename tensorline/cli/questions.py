@@ -66,9 +66,11 @@ def _sources(question: Question, given: Mapping[str, Array], wanted: Sequence[Wa
         else:
             open_ = [one for one in wanted if one.name not in given]
             yield str(file), Request(_of_file(file, open_, wanted))
-    for text in question.data:
+    for number, text in enumerate(question.data, 1):
         is_file = text.startswith("@")
-        yield from _documents(_text(Path(text[1:])) if is_file else text, text[1:] if is_file else "", wanted)
+        # What is the only request has no name: there is nothing to tell it from.
+        about = text[1:] if is_file else f"--data[{number}]" if len(question.data) > 1 else ""
+        yield from _documents(_text(Path(text[1:])) if is_file else text, about, wanted)
     if not question.files and not question.data:
         yield "", Request({})
 
@@ -80,7 +82,7 @@ def _documents(text: str, about: str, wanted: Sequence[Wanted]) -> Iterator[tupl
         raise UsageError(f"{about or '--data'} is no JSON: {error}") from None
     documents = value if isinstance(value, list) else [value]
     for number, document in enumerate(documents, 1):
-        what = f"{about}[{number}]" if about and len(documents) > 1 else about
+        what = f"{about or '--data'}[{number}]" if len(documents) > 1 else about
         yield what, request_of_json(document, what or "--data", wanted)
 
 

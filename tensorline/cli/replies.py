@@ -78,9 +78,7 @@ def _failure(failures: list[tuple[str, RequestFailedError]], count: int) -> Comm
     if not failures:
         return None
     about, first = failures[0]
-    if about or len(failures) > 1:
-        return CommandError(f"{len(failures)} of {count} requests failed" if about else str(first))
-    return first
+    return CommandError(f"{len(failures)} of {count} requests failed") if about else first
 
 
 def json_replies(replies: Iterable[Reply], traces: Traces | None) -> CommandError | None:

@@ -7,10 +7,9 @@ from rich.console import Console
 from rich.text import Text
 
 from tensorline.cli.client import Client, RequestFailedError
-from tensorline.cli.overrides import json_of_message
 from tensorline.cli.views import make_table, show
 
-__all__ = ["json_of_statistics", "print_regions", "print_statistics", "regions_of"]
+__all__ = ["print_regions", "print_statistics", "regions_of"]
 
 US = 1000
 
@@ -44,11 +43,6 @@ def print_statistics(console: Console, rows: Sequence[Any]) -> None:
 
 def _average_us(duration: Any) -> str:
     return f"{duration.ns / duration.count / US:.0f}" if duration.count else "-"
-
-
-def json_of_statistics(one: Any) -> dict[str, Any]:
-    """An inference.ModelStatistics with all its fields."""
-    return json_of_message(one, with_defaults=True)
 
 
 def regions_of(client: Client) -> list[dict[str, Any]]:

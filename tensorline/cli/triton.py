@@ -91,7 +91,7 @@ TRITON_FLAGS: Final[Mapping[str, TritonFlag]] = {
     "--rate-limit": TritonFlag(as_here="off"),
     "--rate-limit-resource": NO_MEANING,
     "--pinned-memory-pool-byte-size": TritonFlag(instead="--arena-bytes"),
-    "--cuda-memory-pool-byte-size": NO_MEANING,
+    "--cuda-memory-pool-byte-size": TritonFlag(instead="--arena-bytes"),
     "--cuda-virtual-address-size": NO_MEANING,
     "--min-supported-compute-capability": NO_MEANING,
     "--buffer-manager-thread-count": NO_MEANING,

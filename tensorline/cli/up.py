@@ -92,7 +92,7 @@ async def run_up(plan: Plan, screen: Screen, *, must_start: bool = True, must_lo
                     screen.settle()
                 print("stopping: the gateway finishes what is in flight, then the services end", flush=True)
                 started = time.monotonic()
-                await mesh.stop()
+                await mesh.supervisor.stop()
                 print(f"stopped in {time.monotonic() - started:.1f} s", flush=True)
     finally:
         screen.settle()

@@ -92,8 +92,8 @@ def trace_config(lines: Iterable[str]) -> TraceConfig:
                 numbers[option] = _number(line, value, 1)
             case _:
                 raise ConfigError(f"trace_config '{line}' is none that is known")
-    if not given:
-        return TraceConfig()
+    if len(ignored) == len(given):  # Triton's defaults are for who sets something of it
+        return TraceConfig(ignored=tuple(ignored))
     if levels:
         start["trace_level"] = _merged(levels)
     return TraceConfig({**_TRITONS, **start}, url, resource, numbers, tuple(ignored))

@@ -104,7 +104,8 @@ async def test_metrics(client: Client, server: Server) -> None:
     assert grew("nv_inference_count") == 3
     assert grew("nv_inference_exec_count") == 1
     for name in ("request", "queue", "compute_input", "compute_infer", "compute_output"):
-        assert grew(f"nv_inference_{name}_duration_us") >= 0
+        assert f"nv_inference_{name}_duration_us{label}" in before
+    assert grew("nv_inference_request_duration_us") > 0
     for reason in ("REJECTED", "CANCELED", "BACKEND", "OTHER"):
         assert f'nv_inference_request_failure{{model="simple",reason="{reason}",version="1"}}' in before
     assert before[f"nv_inference_pending_request_count{label}"] == 0

@@ -1,7 +1,6 @@
 """Statistics, trace and log settings as the published client sees them, over two workers and a real mesh."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -215,7 +214,8 @@ async def test_bad_settings_change_nothing(clients: list[Client]) -> None:
     assert clients[1].trace() == before
 
 
-async def test_log_settings_act_in_every_worker(mesh: Mesh, clients: list[Client]) -> None:
+async def test_log_settings_are_the_same_in_every_worker(clients: list[Client]) -> None:
+    """That a process obeys them is shown in tests/gateway/test_settings_operations.py."""
     assert clients[0].log(log_verbose_level=1, log_info=False)["log_verbose_level"] == 1
     for told in await of_each(clients, Client.log):
         assert (told["log_verbose_level"], told["log_info"], told["log_format"]) == (1, False, "default")
@@ -224,8 +224,6 @@ async def test_log_settings_act_in_every_worker(mesh: Mesh, clients: list[Client
         assert (told["log_verbose_level"], told["log_info"], told["log_format"]) == (0, True, "ISO8601")
     with pytest.raises(triton.InferenceServerException, match="invalid argument for log_format, got: XML"):
         clients[0].log(log_format="XML")
-    levels = {json.loads(line)["level"] for line in mesh.log("gateway").splitlines() if line.startswith("{")}
-    assert "info" in levels
 
 
 async def test_a_version_that_is_loaded_again_counts_from_zero(tmp_path: Path) -> None:

@@ -63,6 +63,24 @@ def test_the_trace_of_a_failing_request_is_shown(inference: tuple[str, Inference
     assert document["traces"][0]["model"] == "classify"
 
 
+@pytest.mark.parametrize(
+    ("data", "names"),
+    [
+        (['[{"data": ["bad"]}, {"data": ["good"]}, {"data": ["bad"]}]'], ["--data[1]", "--data[3]"]),
+        (['{"data": ["bad"]}', '{"data": ["good"]}', '{"data": ["bad"]}'], ["--data[1]", "--data[3]"]),
+    ],
+)
+def test_each_of_several_failures_is_told(
+    inference: tuple[str, Inference], capsys: Capture, data: list[str], names: list[str]
+) -> None:
+    given = [word for one in data for word in ("--data", one)]
+    assert run(["infer", "measure", *given, "--url", inference[0]]) == 1
+    assert capsys.readouterr().err.splitlines() == [
+        *(f"tensorline: {name}: INVALID_ARGUMENT: data is bad" for name in names),
+        "tensorline: 2 of 3 requests failed",
+    ]
+
+
 def test_a_request_that_fails_does_not_keep_the_next_from_being_sent(
     inference: tuple[str, Inference], tmp_path: Path, capsys: Capture
 ) -> None:

@@ -39,7 +39,7 @@ def test_a_model_is_loaded_with_what_takes_its_files_place(
         (["--config", "c.pbtxt", "--file", "1/x"], "--file 1/x: write PATH=LOCAL"),
         (["--config", "c.pbtxt", "--file", "1/x=/nowhere"], "/nowhere: No such file"),
         (["--config", "/nowhere"], "/nowhere: No such file"),
-        (["--config", "wrong.pbtxt"], '--config wrong.pbtxt:1:1 : Message type "inference.ModelConfig" has no field'),
+        (["--config", "wrong.pbtxt"], "--config wrong.pbtxt line 1: unknown field"),
         (["--config", "wrong.json"], "--config wrong.json is no JSON"),
     ],
 )

@@ -17,6 +17,12 @@ def test_what_the_lines_leave_out_is_tritons_default() -> None:
     assert trace_config(["rate=1"]).start == {"trace_level": ("OFF",), "trace_rate": 1, "trace_count": -1}
 
 
+def test_what_has_no_meaning_here_sets_nothing() -> None:
+    found = trace_config(["triton,file=/tmp/t.json", "triton,log-frequency=10"])
+    assert (found.start, len(found.ignored)) == ({}, 2)
+    assert trace_config(["triton,file=/tmp/t.json", "rate=1"]).start["trace_level"] == ("OFF",)
+
+
 def test_levels_add_up() -> None:
     start = trace_config(["level=TENSORS", "level=TIMESTAMPS", "count=7", "rate=0"]).start
     assert start == {"trace_level": ("TIMESTAMPS", "TENSORS"), "trace_rate": 0, "trace_count": 7}
