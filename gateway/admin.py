@@ -28,7 +28,7 @@ from tensorline.telemetry.metrics import CONTENT_TYPE
 from tensorline.telemetry.recorder import Recorder
 from tensorline.telemetry.store import TraceStore
 
-__all__ = ["AdminRoutes", "is_loopback", "metrics_app"]
+__all__ = ["AdminRoutes", "metrics_app"]
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import orjson
 
+from gateway.registers import Entry, Registers, entries_of
 from gateway.siblings import Siblings
 from tensorline.telemetry.logs import LogLines, LogSwitches
-from tensorline.telemetry.registers import Entry, Registers
 from tensorline.telemetry.trace_rules import TraceRules, TraceValue
 
 __all__ = ["SETTINGS_PATH", "Agreement"]
@@ -74,7 +74,7 @@ class Agreement:
         """Take what another worker tells; everything that is known here, for a worker that asks."""
         if body:
             told = orjson.loads(body)
-            self._apply(self._registers.merge([_entry(each) for each in told["entries"]]))
+            self._apply(self._registers.merge(entries_of(told["entries"])))
             for model, stamp, taken in told["taken"]:
                 self._elsewhere[model, told["worker"]] = (tuple(stamp), taken)
                 self._note_elsewhere(model)
@@ -126,8 +126,3 @@ class Agreement:
         stamp = self._registers.stamp((TRACE, model, COUNT))
         found = [taken for (name, _), (of, taken) in self._elsewhere.items() if name == model and of == stamp]
         self.rules.note_elsewhere(model, sum(found))
-
-
-def _entry(given: Any) -> Entry:
-    key, value, (at, owner) = given
-    return tuple(key), value, (at, owner)

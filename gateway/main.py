@@ -11,7 +11,8 @@ from contextlib import AsyncExitStack
 
 from grpc import aio
 
-from gateway.admin import AdminRoutes, is_loopback, metrics_app
+from gateway.addresses import is_loopback
+from gateway.admin import AdminRoutes, metrics_app
 from gateway.agreement import Agreement
 from gateway.forwarding import Forwarding
 from gateway.gauges import watch_gauges, watch_process

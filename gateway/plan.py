@@ -35,8 +35,8 @@ def compile_plan(config: ModelConfig, find: FindModel) -> Plan:
         replace(model, decoupled=compile_plan(model, find).is_decoupled) if model.is_ensemble else model
         for model in models
     ]
-    is_decoupled = check_composition(config, models)
-    return Plan(config, models, is_decoupled)
+    check_composition(config, models)
+    return Plan(config, models)
 
 
 def _found(config: ModelConfig, find: FindModel) -> list[ModelConfig]:

@@ -76,13 +76,12 @@ class Selection:
 class Plan:
     """A pipeline that may run: every rule of loading has been checked."""
 
-    def __init__(self, config: ModelConfig, models: Sequence[ModelConfig], is_decoupled: bool) -> None:
+    def __init__(self, config: ModelConfig, models: Sequence[ModelConfig]) -> None:
         self.config = config
         self.name = config.name
-        self.is_decoupled = is_decoupled
         self.decoupled = frozenset(index for index, model in enumerate(models) if model.decoupled)
         """The steps that give any number of responses."""
-        """A step on the way gives any number of responses."""
+        self.is_decoupled = bool(self.decoupled)
         batched = _batched_tensors(config, models)
         self.steps = tuple(_step(config, index, model, batched) for index, model in enumerate(models))
         self.tensors = _uses(config)

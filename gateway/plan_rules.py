@@ -13,9 +13,8 @@ Use = tuple[str, TensorSpec, ModelConfig]
 """A side of a pipeline tensor: how errors call it, its spec, and the model it belongs to."""
 
 
-def check_composition(config: ModelConfig, models: Sequence[ModelConfig]) -> bool:
-    """Whether the pipeline is decoupled.
-
+def check_composition(config: ModelConfig, models: Sequence[ModelConfig]) -> None:
+    """
     Args:
         models: One for each step, in order.
     Raises:
@@ -28,7 +27,7 @@ def check_composition(config: ModelConfig, models: Sequence[ModelConfig]) -> boo
     for tensor, uses in read.items():
         for use in uses:
             _check_agree(config, tensor, written[tensor], use)
-    return _is_decoupled(config, models)
+    _check_streams(config, models)
 
 
 def _check_step(config: ModelConfig, index: int, model: ModelConfig) -> None:
@@ -87,7 +86,7 @@ def _fit(one: Sequence[int], other: Sequence[int]) -> bool:
     return len(one) == len(other) and all(a == b or -1 in (a, b) for a, b in zip(one, other, strict=True))
 
 
-def _is_decoupled(config: ModelConfig, models: Sequence[ModelConfig]) -> bool:
+def _check_streams(config: ModelConfig, models: Sequence[ModelConfig]) -> None:
     """Follow each decoupled step's responses: a step that meets two streams of them could not pair them."""
     sources: dict[int, frozenset[int]] = {}
     writers = producers(config)
@@ -103,7 +102,6 @@ def _is_decoupled(config: ModelConfig, models: Sequence[ModelConfig]) -> bool:
                 f"{step_name(config, first)} and {step_name(config, second)}",
             )
         sources[index] = frozenset((index,)) if models[index].decoupled else arriving
-    return any(model.decoupled for model in models)
 
 
 def _in_order(config: ModelConfig, writers: dict[str, int]) -> Iterator[int]:

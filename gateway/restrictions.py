@@ -58,8 +58,9 @@ class Restrictions:
             names, colon, header = entry.partition(":")
             key, equals, value = header.partition("=")
             if not (colon and equals and key.strip() and value):
+                begins = names.partition("=")[0]  # what may be the secret comes behind it
                 raise ConfigError(
-                    f"a restriction has the form 'category,category:key=value'; one begins with '{names}'"
+                    f"a restriction has the form 'category,category:key=value'; one begins with '{begins}'"
                 )
             for category in names.split(","):
                 self._restrict(category.strip(), (prefix + key.strip()).lower(), value)

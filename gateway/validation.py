@@ -177,7 +177,7 @@ class RequestChecker:
             self._refuse_empty_batch(request, tensor, wanted)
         if not wanted.itemsize:
             self._check_elements(request, tensor, count, wanted)
-        elif count * wanted.itemsize != (tensor.byte_size or _region_bytes(request, tensor)):
+        elif count * wanted.itemsize != (_given_bytes(request, tensor)):
             self._refuse_size(request, tensor, count * wanted.itemsize)
 
     def _check_elements(self, request: InferRequest, tensor: Tensor, count: int, wanted: _Input) -> None:
@@ -219,7 +219,7 @@ class RequestChecker:
         _refuse(
             request,
             f"input byte size mismatch for input '{tensor.name}' for model '{self._model}'. Expected {row}, got "
-            f"{tensor.byte_size or _region_bytes(request, tensor)}: a batch has at least one row, shape is "
+            f"{_given_bytes(request, tensor)}: a batch has at least one row, shape is "
             f"{_shape(tensor.shape)}",
         )
 
@@ -233,7 +233,7 @@ class RequestChecker:
         _refuse(
             request,
             f"input byte size mismatch for input '{tensor.name}' for model '{self._model}'. Expected {want}, got "
-            f"{tensor.byte_size or _region_bytes(request, tensor)}",
+            f"{_given_bytes(request, tensor)}",
         )
 
 
@@ -251,9 +251,10 @@ def _input(spec: TensorSpec, config: ModelConfig) -> _Input:
     )
 
 
-def _region_bytes(request: InferRequest, tensor: Tensor) -> int:
+def _given_bytes(request: InferRequest, tensor: Tensor) -> int:
+    """Of the tensor's data, be they in the request or in a region."""
     use = request.regions.get(tensor.name)
-    return 0 if use is None else use.byte_size
+    return tensor.byte_size or (0 if use is None else use.byte_size)
 
 
 def _refuse(request: InferRequest, reason: str) -> NoReturn:

@@ -103,7 +103,6 @@ async def serve_http(app: ASGIApp, listener: socket.socket) -> AsyncIterator[Non
         limit_concurrency=CONNECTIONS,
         timeout_keep_alive=KEEP_OPEN_S,
         timeout_graceful_shutdown=1,
-        h11_max_incomplete_event_size=16 << 10,
     )
     server = _Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import orjson
 
-from tensorline.telemetry.registers import Entry, Registers
+from gateway.registers import NEVER, Entry, Registers, entries_of
 
 __all__ = ["WISHES_PATH", "Wish", "Wishes"]
 
@@ -61,8 +61,11 @@ class Wishes:
         return self._set(name, wish)
 
     def learn(self, name: str, wish: Wish) -> None:
-        """What the stages show. Every worker sees that itself, and what a client wished says more: it comes before."""
-        self._wishes[name] = wish
+        """What the stages show. Every worker sees that itself; told anew is what contradicts an earlier wish."""
+        if self._registers.stamp((name,)) != NEVER:
+            self._set(name, wish)
+        else:
+            self._wishes[name] = wish
 
     def unload(self, name: str) -> bytes:
         return self._set(name, Wish(is_loaded=False))
@@ -73,7 +76,7 @@ class Wishes:
 
     def merge(self, body: bytes) -> list[str]:
         """Take what another worker tells; names whose wish is another now."""
-        changed = self._registers.merge(_entry(each) for each in orjson.loads(body)) if body else {}
+        changed = self._registers.merge(entries_of(orjson.loads(body))) if body else {}
         for (name,), value in changed.items():
             self._wishes[name] = Wish(**{**value, "versions": tuple(value["versions"])})
         return sorted(name for (name,) in changed)
@@ -85,8 +88,3 @@ class Wishes:
 
 def _encoded(entries: Iterable[Entry]) -> bytes:
     return orjson.dumps(list(entries))
-
-
-def _entry(given: Any) -> Entry:
-    key, value, (at, owner) = given
-    return tuple(key), value, (at, owner)

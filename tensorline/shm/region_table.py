@@ -239,7 +239,7 @@ class RegionTable:
             *(spec.name, spec.key, spec.offset, spec.byte_size),
             *(status.st_dev, status.st_ino, os.getpid(), region.descriptor),
         ]
-        descriptor = os.open("new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600, dir_fd=self._directory)
+        descriptor = os.open(NEW, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600, dir_fd=self._directory)
         try:
             os.write(descriptor, json.dumps(said).encode())
         finally:

@@ -12,7 +12,8 @@ import orjson
 import pytest
 from starlette.applications import Starlette
 
-from gateway.admin import AdminRoutes, is_loopback, metrics_app
+from gateway.addresses import is_loopback
+from gateway.admin import AdminRoutes, metrics_app
 from gateway.siblings import Siblings
 from gateway.web import bind_unix, serve_http
 from tensorline.errors import TensorlineError

@@ -501,11 +501,13 @@ async def test_two_gateways_learn_from_the_stages() -> None:
     async with explicit({"m": adder()}) as (house, control):
         await control.load("m")
         await house.stages[0].end.unload_model("m")
-        await until(lambda: not house.models.versions("m"))
-        assert not house.repository.wishes.loaded
+        await until(lambda: not house.models.versions("m") and not house.repository.wishes.loaded)
         assert house.readiness.is_ready
         await house.stages[0].end.load_model(LoadOrder("m"))
         await until(lambda: house.models.expected == ["m"])
+        beginning = Wishes(2)  # a worker that starts now hears the same
+        beginning.merge(house.repository.wishes.everything())
+        assert list(beginning.loaded) == ["m"]
         assert await value(house, "m") == 2
 
 

@@ -31,7 +31,7 @@ SLOW = Model(config(FP32, {"y": "FP32"}), slow)
 
 async def is_served(connection: Connection) -> bool:
     await connection.post(INFER, ONE)
-    return (await connection.answer()).json["outputs"][0]["data"] == [2.0]  # type: ignore[no-any-return]
+    return bool((await connection.answer()).json["outputs"][0]["data"] == [2.0])
 
 
 async def test_a_connection_serves_one_request_after_another() -> None:

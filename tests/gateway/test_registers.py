@@ -2,7 +2,7 @@
 
 import itertools
 
-from tensorline.telemetry.registers import Registers
+from gateway.registers import Registers
 
 K = ("k",)
 

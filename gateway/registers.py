@@ -2,14 +2,15 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
-__all__ = ["Entry", "Registers"]
+__all__ = ["NEVER", "Entry", "Registers", "entries_of"]
 
 Key = tuple[str, ...]
 Stamp = tuple[int, int]
 Entry = tuple[Key, Any, Stamp]
 """A key, a JSON value (None: cleared), and when it was set and by whom."""
+NEVER: Final[Stamp] = (0, 0)
 
 
 class Registers:
@@ -46,11 +47,16 @@ class Registers:
         return changed
 
     def stamp(self, key: Key) -> Stamp:
-        """When the value was set; (0, 0): never."""
+        """When the value was set, or NEVER."""
         known = self._entries.get(key)
-        return known[1] if known is not None else (0, 0)
+        return known[1] if known is not None else NEVER
 
     @property
     def entries(self) -> list[Entry]:
         """Everything, for a process that has just begun."""
         return [(key, value, stamp) for key, (value, stamp) in self._entries.items()]
+
+
+def entries_of(given: Iterable[Any]) -> Iterable[Entry]:
+    """From the lists that JSON makes of them."""
+    return ((tuple(key), value, (at, owner)) for key, value, (at, owner) in given)
