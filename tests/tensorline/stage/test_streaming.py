@@ -14,6 +14,7 @@ from tensorline.stage.backend import Batch, Device, ModelDirectory
 from tensorline.tensor import Array
 from tests.gateway.streams import DECOUPLED, REPEAT, streamed
 from tests.tensorline.stage.pair import Caller, Model, config, open_caller, open_stage, tensor, until
+from tests.tensorline.stage.raw import inline, open_raw_gateway, submit
 
 pytestmark = pytest.mark.usefixtures("one_loop")
 
@@ -275,16 +276,29 @@ async def test_configuration_and_backend_must_agree(model: Model, text: str) -> 
         assert text in hosted.reason
 
 
-async def test_a_gateway_that_does_not_read_is_bounded_over_all_its_streams() -> None:
+async def test_a_stream_that_nobody_reads_ends_with_an_error() -> None:
     """Inline, without a window of its own: the outbox is the last bound."""
+    made: list[int] = []
+    has_ended = threading.Event()
 
     def run(batch: Batch) -> Iterator[Mapping[str, Array]]:
-        for _ in range(200):
-            yield {"y": np.zeros(250_000, np.float32)}
+        try:
+            for number in range(200):
+                made.append(number)
+                yield {"y": np.zeros(250_000, np.float32)}
+        finally:
+            has_ended.set()
 
-    async with open_stage({"m": streamed(run)}, inline_limit=4 << 20, has_lane=False, listen="127.0.0.1:0") as stage:
-        async with open_caller(stage, is_near=False, target=f"127.0.0.1:{stage.port}") as caller:
-            call = caller.start("m", tensor("x", X))
-            last = await call.result(20)
-            assert last.status in (0, StatusCode.RESOURCE_EXHAUSTED.value[0])
+    async with (
+        open_stage({"m": streamed(run)}, inline_limit=4 << 20) as stage,
+        open_raw_gateway(stage, nonce=b"far") as raw,
+    ):
+        raw.reading.clear()
+        await raw.say(submit(1, inline("x", X.tobytes(), "FP32", X.shape), model="m", inline_only=True))
+        await until(has_ended.is_set)
+        assert len(made) < 200
+        raw.reading.set()
+        await until(lambda: raw.received[-1].result.status)
+        last = next(each.result for each in raw.received if each.result.status)
+        assert (last.status, last.final) == (StatusCode.RESOURCE_EXHAUSTED.value[0], True)
         await until(lambda: stage.end.in_flight == 0)
