@@ -19,7 +19,7 @@ import psutil
 
 from bench.mesh import BenchMesh, running_mesh
 from bench.models import STEP_SERVICES, write_chains
-from bench.report import Report
+from bench.report import CHAIN, FLOOR, Report
 from tensorline.protocol.stubs.inference import grpc_service_pb2 as pb
 
 ROOT = Path(__file__).resolve().parent
@@ -94,7 +94,7 @@ def floor(report: Report, seconds: float) -> None:
         try:
             for in_flight in (1, 16):
                 result = load(f"127.0.0.1:{port}", in_flight, seconds, _request("x", "INPUT", "FP32", [1], b"0000"))
-                report.load("floor: an empty grpc.aio call, no mesh", in_flight, result)
+                report.load(FLOOR, in_flight, result)
         finally:
             server.terminate()
 
@@ -129,7 +129,7 @@ def chain(report: Report, mesh: BenchMesh, seconds: float) -> None:
         cpu, began = mesh.cpu_s(), time.perf_counter()
         result = load(mesh.target, in_flight, seconds, request)
         cores = (mesh.cpu_s() - cpu) / (time.perf_counter() - began)
-        report.load("(b) chain of three empty steps", in_flight, result, cores=cores)
+        report.load(CHAIN, in_flight, result, cores=cores)
 
 
 def sizes(report: Report, mesh: BenchMesh) -> None:

@@ -3,8 +3,10 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["Report"]
+__all__ = ["CHAIN", "FLOOR", "Report"]
 
+FLOOR = "floor: an empty grpc.aio call, no mesh"
+CHAIN = "(b) chain of three empty steps"
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
 
 
@@ -76,10 +78,9 @@ class Report:
 
     def _shares(self) -> list[str]:
         """The chain against the floor: what counts beside the numbers of one machine."""
-        found = {title[:5]: rate for title, rate in self._rates.items()}
-        if "floor" not in found or "(b) c" not in found:
+        if FLOOR not in self._rates or CHAIN not in self._rates:
             return []
-        share = found["(b) c"] / found["floor"]
+        share = self._rates[CHAIN] / self._rates[FLOOR]
         return [f"At the most in flight the chain of three gives {share:.2f} of the answers of an empty gRPC call."]
 
     def write(self, path: Path) -> None:
